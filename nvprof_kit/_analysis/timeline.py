@@ -16,7 +16,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, begins, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.attribution.steps import step_times, step_windows
-from nvprof_kit._trace.frames import distinct_rows
+from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,8 +64,7 @@ def open_capture(
 
     with _opened(path, READERS, NEEDED) as (reader, source):
         trace = reader.read(source, Request(domain, frozenset(optional), cpu_only))
-        trace = validate(trace, source.named, reader.sources)
-    return replace(trace, info=replace(trace.info, path=str(path)))
+        return validate(trace, source.named, reader.sources)
 
 
 def open_more(trace: Trace, *, domain: str, optional: Collection[str]) -> Trace:

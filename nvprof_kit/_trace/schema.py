@@ -1,7 +1,7 @@
 """A capture as tables: every table and column, its type, unit and meaning.
 
 A `Trace` has columns, not objects. Times are int64 nanoseconds since the capture's zero, sizes are int64 bytes, text is
-categorical. Nothing here is derived: attribution and all views are computed from these tables in
+categorical. Nothing here is derived but one join: attribution and all views are computed from these tables in
 `nvprof_kit._analysis`.
 """
 
@@ -11,9 +11,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from nvprof_kit._trace.joins import Int64Array, created_nodes, launching_calls
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:  # readers start before pandas is loaded: see `nvprof_kit._trace.nsys.read`
@@ -431,3 +433,15 @@ class Trace:
     loads: pd.DataFrame | None = None
     shapes: pd.DataFrame | None = None
     frames: pd.DataFrame | None = None
+
+    @cached_property
+    def launching_calls(self) -> Int64Array:
+        """The row of `api` that launched each operation, -1 if the capture lacks it, shape ``(n,)``."""
+        return launching_calls(self.api, self.ops)
+
+    @cached_property
+    def created_nodes(self) -> Int64Array:
+        """The row of `graph_nodes` that created the node that each operation replayed, -1 if it replayed none or the
+        capture lacks it, shape ``(n,)``.
+        """
+        return created_nodes(self.graph_nodes, self.ops)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.frames import few
 from nvprof_kit._trace.schema import TABLES, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
@@ -28,7 +27,7 @@ _LONGEST_DAYS = 100
 """Longer than any capture."""
 _EXACT_NS = 1 << 53
 _CLOCKS_NS = 100_000
-_BLOCK = 1 << 16
+"""The clocks of CPU and GPU are aligned to within a few microseconds."""
 _TIMES = ("start_ns", "end_ns", "time_ns")
 _NOUNS = {"api": "CUDA calls", "ops": "operations"}
 AGAIN = "the file is damaged: copy it again, export it again or record it again"
@@ -56,12 +55,15 @@ def validate(trace: Trace, named: Path, sources: Mapping[str, str]) -> Trace:
                 "began; times that hold them are wrong"
             )
             issues.append(Issue("early", "warning", count / len(start), text))
-    ops, api = trace.ops, trace.api
+    ops = trace.ops
     keys = ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")
     if count := repeated(*(ops[key].to_numpy() for key in keys)):
         text = f"{count} operations stand in the file twice, and count twice; export or record it again"
         issues.append(Issue("repeated", "error", count / len(ops), text))
-    if count := _early(ops, api):
+    call = trace.launching_calls
+    launched = np.flatnonzero(call >= 0)
+    launch_start = trace.api["start_ns"].to_numpy()[call[launched]]
+    if count := int(np.count_nonzero(ops["start_ns"].to_numpy()[launched] < launch_start - _CLOCKS_NS)):
         text = (
             f"{count} operations begin before the call that launched them; the clocks of CPU and GPU, or the "
             "correlation ids, are wrong: do not trust idle and queue times"
@@ -146,28 +148,3 @@ def repeated(*keys: Int64Array) -> int:
     ties = order[np.append(tied, False) | np.append(False, tied)] if tied.any() else order[:0]
     ties = ties[np.lexsort([key[ties] for key in keys])]
     return int(np.count_nonzero(np.logical_and.reduce([key[ties[1:]] == key[ties[:-1]] for key in keys])))
-
-
-def _early(ops: pd.DataFrame, api: pd.DataFrame) -> int:
-    """Number of operations that begin before all calls with their correlation id. CPU and GPU clocks are aligned to
-    within a few microseconds, so smaller differences are ignored.
-    """
-    count = 0
-    api_pid, op_pid, op_ids = api["pid"].to_numpy(), ops["pid"].to_numpy(), ops["correlation"].to_numpy()
-    for process in few(api_pid).tolist():
-        calls, is_of_process = api_pid == process, (op_pid == process) & (op_ids >= 0)
-        call_ids, first = api["correlation"].to_numpy()[calls], api["start_ns"].to_numpy()[calls]
-        if not (call_ids[1:] > call_ids[:-1]).all():
-            order = np.argsort(
-                call_ids, kind="stable"
-            )  # correlation ids come from a counter, so they are nearly sorted
-            call_ids = call_ids[order]
-            changes = np.flatnonzero(np.append(True, call_ids[1:] != call_ids[:-1]))
-            call_ids, first = call_ids[changes], np.minimum.reduceat(first[order], changes)
-        correlations, begun = op_ids[is_of_process], ops["start_ns"].to_numpy()[is_of_process]
-        for block in range(0, len(correlations), _BLOCK):
-            ids = correlations[block : block + _BLOCK]
-            position = np.minimum(np.searchsorted(call_ids, ids), len(call_ids) - 1)
-            is_early = begun[block : block + _BLOCK] < first[position] - _CLOCKS_NS
-            count += int(np.count_nonzero(is_early & (call_ids[position] == ids)))
-    return count

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Integers, nest
-from nvprof_kit._analysis.attribution.launches import Creations, Launches
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
 from nvprof_kit._trace.schema import Column, Trace
@@ -41,22 +40,6 @@ _BLOCK = 1 << 16
 _THREADS = 2
 
 
-class Unjoined(NamedTuple):
-    """The operations that lack a counterpart in the capture.
-
-    Attributes:
-        operations: Number of all operations.
-        unlaunched: Number of operations without a launching call.
-        unlaunched_ns: Their time.
-        uncreated: Number of replayed operations without a node creation.
-    """
-
-    operations: int
-    unlaunched: int
-    unlaunched_ns: int
-    uncreated: int
-
-
 @dataclass(frozen=True)
 class Attribution:
     """The owner of every operation (shape ``(n,)`` each, in the order of `Trace.ops`).
@@ -69,7 +52,6 @@ class Attribution:
         how: Index into `HOW`.
         replay: Launch of the CUDA graph replay that ran it, an index into `Trace.api`, if its owner comes from the
             graph; else `NONE`.
-        unjoined: The operations that do not fit together with the rest of the capture.
     """
 
     ranges: Ranges
@@ -78,7 +60,6 @@ class Attribution:
     step: Int32Array
     how: npt.NDArray[np.int8]
     replay: Int32Array
-    unjoined: Unjoined
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -86,9 +67,9 @@ class Attribution:
         return self.ranges.phases
 
 
-def attribute(trace: Trace) -> Attribution:
-    """Find the owner of every operation of a capture. See the module docstring for the rules."""
-    ranges = understand(trace)
+def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
+    """Find the owner of every operation of a capture from its ranges. See the module docstring for the rules."""
+    ranges = understand(trace) if ranges is None else ranges
     owned = _in_blocks(_Attributor(trace, ranges).of, len(trace.ops))
     how = owned.how
     if trace.info.evidence == HOW[_STRUCTURE]:
@@ -100,39 +81,17 @@ def attribute(trace: Trace) -> Attribution:
         step=owned.step,
         how=how,
         replay=owned.replay,
-        unjoined=_unjoined(trace, owned.call, int(np.count_nonzero(owned.is_uncreated))),
     )
 
 
-def unjoined(trace: Trace, call: Integers) -> Unjoined:
-    """The operations without a counterpart, without attributing any.
-
-    Args:
-        trace: The capture.
-        call: The call that launched each operation, or `NONE`.
-    """
-    pid, node = trace.ops["pid"].to_numpy(), trace.ops["graph_node"].to_numpy()
-    replayed = np.flatnonzero(node >= 0)
-    created = Creations(trace).of(pid[replayed], node[replayed])
-    return _unjoined(trace, call, int(np.count_nonzero(created == NONE)))
-
-
-def _unjoined(trace: Trace, call: Integers, uncreated: int) -> Unjoined:
-    rows = np.flatnonzero(call == NONE)
-    durations = trace.ops["end_ns"].to_numpy()[rows] - trace.ops["start_ns"].to_numpy()[rows]
-    return Unjoined(len(call), len(rows), int(durations.sum()), uncreated)
-
-
 class _Block(NamedTuple):
-    """The owners of a block of operations as in `Attribution`, the launching calls, and which nodes lack a creation."""
+    """The owners of a block of operations, as in `Attribution`."""
 
-    call: Int32Array
     layer_range: Int32Array
     phase: Int32Array
     step: Int32Array
     how: npt.NDArray[np.int8]
     replay: Int32Array
-    is_uncreated: npt.NDArray[np.bool_]
 
 
 def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
@@ -160,38 +119,34 @@ class _Attributor:
     """Finds owners; keeps the lookup tables that all blocks share."""
 
     def __init__(self, trace: Trace, ranges: Ranges) -> None:
-        self._ops = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns", "graph_node")}
-        self._calls, self._creations = Launches(trace.api), Creations(trace)
+        self._pid, self._call, self._created = trace.ops["pid"].to_numpy(), trace.launching_calls, trace.created_nodes
+        # index `NONE` finds what is appended
+        self._launched, self._creation = (
+            (np.append(table["tid"].to_numpy(), NONE), np.append(table["start_ns"].to_numpy(), 0))
+            for table in (trace.api, trace.graph_nodes)
+        )
         self._owners = OwnerLookup(ranges)
         self._phase = np.append(ranges.phase, ranges.phases.index(NO_PHASE)).astype(np.int32)
 
     def of(self, block: slice) -> _Block:
         """The owners of a block of operations."""
-        pid, correlation, start, node = (
-            self._ops[name][block] for name in ("pid", "correlation", "start_ns", "graph_node")
-        )
-        call = self._calls.that_launched(pid, correlation, start)
-        layer, phase, step, is_elsewhere = self._owners.at(pid, self._calls.tid[call], self._calls.time[call])
+        pid, call, created = self._pid[block], self._call[block], self._created[block]
+        layer, phase, step, is_elsewhere = self._owners.at(pid, *(column[call] for column in self._launched))
         how = np.select([is_elsewhere, phase >= 0], [_OTHER_THREAD, _LAUNCH], _UNATTRIBUTED)
         replay = np.full(len(pid), NONE, dtype=np.int32)
-        is_uncreated = node >= 0
-        if is_uncreated.any():
-            replayed = np.flatnonzero(is_uncreated)
-            created = self._creations.of(pid[replayed], node[replayed])
-            is_uncreated[replayed] = created == NONE
-            creator = self._owners.at(pid[replayed], self._creations.tid[created], self._creations.time[created])
+        replayed = np.flatnonzero(created >= 0)
+        if len(replayed):
+            creator = self._owners.at(pid[replayed], *(column[created[replayed]] for column in self._creation))
             has_owner = creator.phase >= 0
             rows = replayed[has_owner]
             layer[rows], phase[rows], how[rows] = creator.layer[has_owner], creator.phase[has_owner], _GRAPH_NODE
             replay[rows] = call[rows]
         return _Block(
-            call=call.astype(np.int32),
             layer_range=layer.astype(np.int32),
             phase=self._phase[phase],  # NONE is -1: it indexes the last entry, that of NO_PHASE
             step=step.astype(np.int32),
             how=how.astype(np.int8),
             replay=replay,
-            is_uncreated=is_uncreated,
         )
 
 
@@ -227,9 +182,14 @@ class Operations:
         self.trace, self._own_rules, self._known = trace, own_rules, known
 
     @cached_property
+    def ranges(self) -> Ranges:
+        """What the ranges of the capture mean."""
+        return understand(self.trace) if self._known is None else self._known.ranges
+
+    @cached_property
     def attribution(self) -> Attribution:
         """The owner of each operation."""
-        return attribute(self.trace) if self._known is None else self._known.attribution
+        return attribute(self.trace, self.ranges) if self._known is None else self._known.attribution
 
     @cached_property
     def classes(self) -> KernelClasses:
@@ -292,9 +252,14 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Issue, ...]:
+def join_warnings(trace: Trace, ranges: Ranges) -> tuple[Issue, ...]:
     """What does not fit together in a capture: operations without a launch or a node, and ranges that do not nest."""
-    total_ns = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
+    durations = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    is_unlaunched = trace.launching_calls == NONE
+    unlaunched_ns, total_ns = int(durations[is_unlaunched].sum()), int(durations.sum())
+    unlaunched, count = int(np.count_nonzero(is_unlaunched)), len(durations)
+    is_replay = trace.ops["graph_node"].to_numpy() >= 0
+    uncreated = int(np.count_nonzero(is_replay & (trace.created_nodes == NONE)))
     open_count = int(trace.ranges["left_open"].sum())
     crossing, share = 0, 0.0
     is_recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
@@ -306,10 +271,10 @@ def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Iss
         crossing = int(np.count_nonzero((parent >= 0) & (end > end[parent])))
         share = crossing / max(len(start), 1)
     texts = (
-        f"{unjoined.unlaunched} of {unjoined.operations} operations were launched by calls that are not in the capture "
-        f"(before its window, or dropped), so {unjoined.unlaunched_ns / 1e6:.3f} ms of their time have no layer; begin "
+        f"{unlaunched} of {count} operations were launched by calls that are not in the capture "
+        f"(before its window, or dropped), so {unlaunched_ns / 1e6:.3f} ms of their time have no layer; begin "
         "and end the window at a synchronize",
-        f"{unjoined.uncreated} operations replay CUDA graphs that were built outside the collected window, so they "
+        f"{uncreated} operations replay CUDA graphs that were built outside the collected window, so they "
         "belong to what launched the replay; include the graph's capture in the window",
         f"{open_count} ranges were still open when the capture ended and were closed there; end the window between two "
         "steps",
@@ -317,10 +282,10 @@ def join_warnings(trace: Trace, ranges: Ranges, unjoined: Unjoined) -> tuple[Iss
         "wrong in some of them, so work may have the wrong layer; export or record it again",
     )
     issues = (
-        Issue("unlaunched", "warning", unjoined.unlaunched_ns / max(total_ns, 1), texts[0]),
-        Issue("uncreated", "warning", unjoined.uncreated / max(unjoined.operations, 1), texts[1]),
+        Issue("unlaunched", "warning", unlaunched_ns / max(total_ns, 1), texts[0]),
+        Issue("uncreated", "warning", uncreated / max(count, 1), texts[1]),
         Issue("open-ranges", "note", open_count / max(len(trace.ranges), 1), texts[2]),
         Issue("crossing-ranges", "error", share, texts[3]),
     )
-    counts = (unjoined.unlaunched, unjoined.uncreated, open_count, crossing)
-    return tuple(issue for issue, count in zip(issues, counts, strict=True) if count)
+    counts = (unlaunched, uncreated, open_count, crossing)
+    return tuple(issue for issue, number in zip(issues, counts, strict=True) if number)

@@ -30,7 +30,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Integers, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._trace.annotations import engine_phase
-from nvprof_kit._trace.frames import few
+from nvprof_kit._trace.joins import few
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue

@@ -277,7 +277,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         warnings=(
             *trace.info.warnings,
             *classes.warnings(total),
-            *join_warnings(trace, attribution.ranges, attribution.unjoined),
+            *join_warnings(trace, attribution.ranges),
             *_warnings(trace, steps),
             *first_collective(trace, classes, all_ops),
         ),

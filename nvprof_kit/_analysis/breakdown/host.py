@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, inherit, nest, touches
-from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.attribution.ranges import Ranges
-from nvprof_kit._trace.frames import few
+from nvprof_kit._trace.joins import few, launching_calls
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, Category
 
@@ -92,12 +91,11 @@ class HostCalls:
         trace, frame = self._trace, self._trace.calls
         if frame is None or not len(frame):
             return np.full(len(trace.ops), NONE, dtype=np.int64)
-        ids = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns")}
-        launched = ids["correlation"][ids["correlation"] >= 0]
-        launches = np.isin(frame["correlation"].to_numpy(), launched)
+        correlation = trace.ops["correlation"].to_numpy()
+        launches = np.isin(frame["correlation"].to_numpy(), correlation[correlation >= 0])
         rows = np.flatnonzero(launches & ~(self.overhead | self.operator)[:-1])
-        launching = Launches(frame[["pid", "tid", "correlation", "start_ns"]].iloc[rows])
-        of_op: Int64Array = np.append(rows, NONE)[launching.that_launched(*ids.values())]
+        calls = {name: frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns")}
+        of_op: Int64Array = np.append(rows, NONE)[launching_calls(calls, trace.ops)]
         return of_op
 
     @cached_property

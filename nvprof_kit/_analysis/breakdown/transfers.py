@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
-from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.breakdown.devices import COMM, COPY, Activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
@@ -303,11 +302,8 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
     owner = np.full(len(calls["start_ns"]), NONE, dtype=np.int64)
     if not len(owner):
         return owner
-    pid, correlation, start = (trace.ops[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns"))
-    selected = np.isin(trace.api["correlation"].to_numpy(), correlation)  # keeps the search over few calls
-    launches = Launches(trace.api[selected])
-    call = launches.that_launched(pid, correlation, start)
-    tid, launch_time = launches.tid[call], launches.time[call]
+    call = trace.launching_calls[rows]
+    tid, launch_time = (np.append(trace.api[name].to_numpy(), NONE)[call] for name in ("tid", "start_ns"))
     inside = nest(calls["start_ns"], calls["end_ns"], calls["tid"]).innermost(tid, launch_time)
     alone = np.bincount(inside[inside >= 0], minlength=len(owner))[inside] == 1
     kernels = np.flatnonzero((inside >= 0) & alone)  # a graph launch is not inside an NCCL call

@@ -283,7 +283,7 @@ def flops(
         info=info,
         warnings=(
             *info.warnings,
-            *join_warnings(trace, attribution.ranges, attribution.unjoined),
+            *join_warnings(trace, attribution.ranges),
             *(above if overall.above_the_peak else ()),
             *left_out_warnings(choice),
             *_warnings(program, times, uncaptured, shares, info),

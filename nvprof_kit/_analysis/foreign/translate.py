@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, inherit, nest, outer_layers
-from nvprof_kit._analysis.attribution.launches import Creations, Launches
 from nvprof_kit._analysis.foreign import autograd_links as links
 from nvprof_kit._analysis.foreign.autograd_links import Operators
 from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, preset, presets
@@ -100,13 +99,15 @@ def _compiled(trace: Trace, share: float) -> Trace | None:
 
 def _share_in_blocks(trace: Trace) -> float:
     """The share of the GPU time that is in layers with a number."""
-    launches, nodes = Launches(trace.api), Creations(trace)
-    pid, node, start, end, correlation = (
-        trace.ops[name].to_numpy() for name in ("pid", "graph_node", "start_ns", "end_ns", "correlation")
+    start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
+    tid, time = (
+        np.where(
+            trace.created_nodes == NONE,
+            np.append(trace.api[name].to_numpy(), missing)[trace.launching_calls],
+            np.append(trace.graph_nodes[name].to_numpy(), missing)[trace.created_nodes],
+        )
+        for name, missing in (("tid", NONE), ("start_ns", 0))
     )
-    call, created = launches.that_launched(pid, correlation, start), nodes.of(pid, node)
-    tid = np.where(created == NONE, launches.tid[call], nodes.tid[created])
-    time = np.where(created == NONE, launches.time[call], nodes.time[created])
     nesting = nest(*(trace.ranges[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
     is_layer = trace.ranges["category"].isin(LAYER_PHASES) & trace.ranges["text"].str.contains(BLOCK)
     block = np.append(inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting), NONE)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.layers.tree import layer_parents
-from nvprof_kit._trace.frames import distinct, distinct_rows
+from nvprof_kit._trace.joins import distinct, distinct_rows
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER

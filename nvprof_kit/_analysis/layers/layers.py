@@ -341,7 +341,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
         issues.append(Issue("no-layers", "error", 1.0, text))
     elif not total_ns and len(trace.ops):
         issues.append(Issue("no-time", "error", 1.0, "all operations of the capture have no length"))
-    issues += join_warnings(trace, attribution.ranges, attribution.unjoined)
+    issues += join_warnings(trace, attribution.ranges)
     # nsys stops recording CUDA at a callback that it does not know, such as nsys 2023.4 on a CUDA 13 driver
     ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
     is_layer = ranges.is_one_of(LAYER_CATEGORIES)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
-from nvprof_kit._analysis.attribution.launches import Launches
 from nvprof_kit._analysis.kernels.classes import CLASSES, classify
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
@@ -96,12 +95,10 @@ def sequences(trace: Trace) -> list[Sequence]:
         return []
     classes = classify(ops)
     kernels = np.flatnonzero((ops["kind"].to_numpy() == OP_KINDS.index("kernel")) & ~classes.is_a("comm"))
-    pid, device, start, end, correlation = (
-        ops[name].to_numpy()[kernels] for name in ("pid", "device", "start_ns", "end_ns", "correlation")
-    )
-    launches = Launches(trace.api)
-    call = launches.that_launched(pid, correlation, start)
-    time = np.where(call == NONE, start, launches.time[call])
+    pid, device, start, end = (ops[name].to_numpy()[kernels] for name in ("pid", "device", "start_ns", "end_ns"))
+    call = trace.launching_calls[kernels]
+    call_tid, call_start = (np.append(trace.api[name].to_numpy(), NONE) for name in ("tid", "start_ns"))
+    time = np.where(call == NONE, start, call_start[call])
     order = np.lexsort((start, time, device, pid))
     row, call, time, duration = kernels[order], call[order], time[order], (end - start)[order]
     token = ops["name"].cat.codes.to_numpy()[row].astype(np.int64)
@@ -118,7 +115,7 @@ def sequences(trace: Trace) -> list[Sequence]:
     device_sequences = []
     for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(row)], strict=True):
         of_device = slice(low, high)
-        anchors = _anchors(token[of_device], coarse[of_device], launches.tid[call[of_device]], names)
+        anchors = _anchors(token[of_device], coarse[of_device], call_tid[call[of_device]], names)
         embeds = _embedding_convolutions(token[of_device], names.convolution, anchors)
         device_sequences.append(
             Sequence(

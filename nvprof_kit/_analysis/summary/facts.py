@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, unjoined
+from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, union_lengths
-from nvprof_kit._analysis.attribution.launches import Launches
-from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around, understand
+from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import STATES, Activity, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -60,14 +59,14 @@ class Facts(Operations):
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
         """Which operations are included: those of the selected steps, by default all but warm-up, shape ``(n,)``."""
-        if not len(understand(self.trace).steps):
+        if not len(self.ranges.steps):
             return np.ones(len(self.trace.ops), dtype=bool)  # no operation needs to be attributed
         return self.choice.of_ops(self.attribution)
 
     @property
     def step_count(self) -> int:
         """Number of included steps."""
-        return self.choice.count if len(understand(self.trace).steps) else 0
+        return self.choice.count if len(self.ranges.steps) else 0
 
     def counted_ranges(self, ranges: Int64Array) -> Int64Array:
         """The included ones of the given ranges."""
@@ -110,23 +109,14 @@ class Facts(Operations):
         """Whether only the launching calls were read, with their durations."""
         return self.trace.calls is None and "duration_ns" in self.trace.api
 
-    @cached_property
-    def _launching(self) -> Int64Array:
-        """The row of `Trace.api` that launched each operation, or `NONE`."""
-        return Launches(self.trace.api).that_launched(
-            *(self.trace.ops[name].to_numpy() for name in ("pid", "correlation", "start_ns"))
-        )
-
     def join_warnings(self) -> tuple[Issue, ...]:
-        """The warnings about what does not fit together; for launches alone without attributing each operation."""
-        if self.launches_alone:
-            return join_warnings(self.trace, understand(self.trace), unjoined(self.trace, self._launching))
-        return join_warnings(self.trace, self.attribution.ranges, self.attribution.unjoined)
+        """The warnings about what does not fit together."""
+        return join_warnings(self.trace, self.ranges)
 
     def launch_ns(self, ops: Int64Array) -> Int64Array:
         """Duration of the launching call of each given operation, in ns; 0 if the capture lacks it."""
         if self.launches_alone:
-            return np.append(self.trace.api["duration_ns"].to_numpy(), 0)[self._launching[ops]]
+            return np.append(self.trace.api["duration_ns"].to_numpy(), 0)[self.trace.launching_calls[ops]]
         call = self.host.of_op[ops]
         duration_ns: Int64Array = np.where(call >= 0, self.host.end[call] - self.host.start[call], 0)
         return duration_ns

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
 from nvprof_kit._trace.files.packed import UNREADABLE, beginning_of
-from nvprof_kit._trace.frames import few
+from nvprof_kit._trace.joins import few
 from nvprof_kit._trace.open import nsys_export
 from nvprof_kit._trace.schema import TABLES, Trace
 from nvprof_kit.errors import CaptureError, UsageError

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Where
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct, few, labels
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
+from nvprof_kit._trace.joins import distinct, launching_calls
 from nvprof_kit._trace.nsys.nvtx import Nvtx
 from nvprof_kit._trace.nsys.sources import RUNTIME, Columns, process_of, read_columns, strings_of
-from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
+from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE, Trace
 
 _LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
 _BUSY = (
@@ -70,9 +72,8 @@ def fetch_calls(db: Database, busy: bool = False) -> Fetched:
 
 def launches_of(db: Database, fetched: Fetched, timed: bool = False) -> Columns:
     """Columns of the schema's ``api``: the fetched calls with names of launches, copies and memsets."""
-    calls = fetched["api"]
-    names, index = distinct(calls["name"])
-    return _as_api(calls, np.isin(names, [-1, *db.ids_like(*_LAUNCHING)])[index], timed)
+    names, index = distinct(fetched["api"]["name"])
+    return _as_api(fetched["api"], np.isin(names, [-1, *db.ids_like(*_LAUNCHING)])[index], timed)
 
 
 def _as_api(calls: Columns, chosen: np.ndarray, timed: bool) -> Columns:
@@ -82,22 +83,18 @@ def _as_api(calls: Columns, chosen: np.ndarray, timed: bool) -> Columns:
     return {**columns, "pid": process_of(api["tid"]), **durations}
 
 
-def with_missed_launches(db: Database, api: Columns, ops: Columns) -> Columns:
+def with_missed_launches(db: Database, trace: Trace) -> Trace:
     """Add calls with other names that share a correlation id with an operation."""
-    orphans = {}
-    for process in few(ops["pid"]).tolist():
-        ids = ops["correlation"][(ops["pid"] == process) & (ops["correlation"] >= 0)]
-        # ids come from a counter, so they are nearly sorted: a stable sort and searches are faster than `numpy.isin`
-        launched = np.sort(np.append(api["correlation"][api["pid"] == process], np.iinfo(np.int64).max), kind="stable")
-        orphans[process] = ids[launched[np.searchsorted(launched, ids)] != ids]
-    if not any(map(len, orphans.values())) or RUNTIME not in db.tables:
-        return api
+    keys = ("pid", "correlation", "start_ns")
+    is_missed = (trace.launching_calls < 0) & (trace.ops["correlation"].to_numpy() >= 0)
+    if not is_missed.any() or RUNTIME not in db.tables:
+        return trace
     calls = read_columns(db, RUNTIME, _COLUMNS, [Where("nameId", db.ids_like(*_LAUNCHING), excluded=True)])
-    chosen = np.zeros(len(calls["tid"]), dtype=bool)
-    for process, ids in orphans.items():
-        chosen |= (process_of(calls["tid"]) == process) & np.isin(calls["correlation"], ids)
-    more = _as_api(calls, chosen, "duration_ns" in api)
-    return {name: np.concatenate([api[name], more[name]]) for name in api} if chosen.any() else api
+    everything = _as_api(calls, np.ones(len(calls["tid"]), dtype=bool), timed="duration_ns" in trace.api)
+    rows = launching_calls(everything, {name: trace.ops[name].to_numpy()[is_missed] for name in keys})
+    rows = np.unique(rows[rows >= 0])
+    api = {name: np.append(trace.api[name].to_numpy(), everything[name][rows]) for name in everything}
+    return replace(trace, api=make_frame("api", api)) if len(rows) else trace
 
 
 def read_calls(db: Database, fetched: Fetched, nvtx: Nvtx | None) -> Columns:

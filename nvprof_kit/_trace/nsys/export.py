@@ -207,6 +207,9 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
             for command in commands
         ]
         try:
+            if current_thread() is main_thread():  # what reads the export is imported meanwhile
+                import pandas  # noqa: F401
+                import pyarrow.parquet  # noqa: F401
             for process in processes:
                 assert process.stdout is not None
                 while chunk := os.read(process.stdout.fileno(), _MESSAGE_BYTES):

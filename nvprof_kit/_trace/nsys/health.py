@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Int64Array
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct_rows, few
+from nvprof_kit._trace.frames import MISSING_PAYLOAD
+from nvprof_kit._trace.joins import distinct_rows, few
 from nvprof_kit._trace.nsys.nvtx import read_nvtx
 from nvprof_kit._trace.nsys.ops import OP_TABLES
 from nvprof_kit._trace.nsys.scrub import environment_names, home_folders

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.files.database import Database
-from nvprof_kit._trace.frames import MISSING_PAYLOAD, distinct_rows, labels
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
+from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.nsys.sources import (
     EVENT_TYPES,
     RUNTIME,
@@ -179,11 +180,11 @@ def ranges_of(db: Database, nvtx: Nvtx, domain: str) -> Columns:
     }
 
 
-def close_open_ranges(db: Database, ranges: Columns, api: Columns, ops: Columns) -> None:
+def close_open_ranges(db: Database, ranges: Columns, ops: Columns) -> None:
     """Close open ranges at the end of the capture, the last timestamp in it."""
     if ranges["left_open"].any():
         returned = read_columns(db, RUNTIME, {"end": "end"}, missing=MISSING_PAYLOAD)["end"]
-        times = (ranges["end_ns"], ranges["start_ns"], api["start_ns"], ops["end_ns"], returned)
+        times = (ranges["end_ns"], ranges["start_ns"], ops["end_ns"], returned)
         ranges["end_ns"][ranges["left_open"]] = max(int(values.max()) for values in times if len(values))
 
 

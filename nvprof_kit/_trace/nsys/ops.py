@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database
-from nvprof_kit._trace.frames import distinct, few, labels
+from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import distinct, few
 from nvprof_kit._trace.nsys.sources import (
     COPY_KINDS,
     GRAPH,

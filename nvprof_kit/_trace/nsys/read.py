@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Where
-from nvprof_kit._trace.frames import few, make_frame
+from nvprof_kit._trace.frames import make_frame
+from nvprof_kit._trace.joins import few
 from nvprof_kit._trace.nsys.calls import (
     fetch_calls,
     fetch_launches,
@@ -102,11 +103,11 @@ def read_nsys(db: Database, request: Request) -> Trace:
         ops = named_ops(db, ops_job.result(), optional)
         fetched = calls_job.result()
     launches = 0 if reason else int(np.isin(fetched["api"]["name"], launch_names(db)).sum())
-    api = with_missed_launches(db, launches_of(db, fetched, timed), ops)
+    api = launches_of(db, fetched, timed)
     tables = _optional_tables(db, domain, optional, nvtx, fetched)
-    close_open_ranges(db, ranges, api, ops)
+    close_open_ranges(db, ranges, ops)
     _check_joins(db, ranges, ops, nodes, has_categories=nvtx.has_categories(domain))
-    return Trace(
+    trace = Trace(
         info=_info(
             db, nvtx, domain, ranges, ops, launches=launches, reason=reason, evidence=SOUGHT if is_found_later else ""
         ),
@@ -116,6 +117,7 @@ def read_nsys(db: Database, request: Request) -> Trace:
         graph_nodes=make_frame("graph_nodes", nodes),
         **tables,
     )
+    return with_missed_launches(db, trace)
 
 
 def read_more(db: Database, trace: Trace, request: Request) -> Trace:
@@ -139,9 +141,8 @@ def read_more(db: Database, trace: Trace, request: Request) -> Trace:
             raise CaptureError(f"{db.named}: the file was changed since it was opened; open it again")
         new_tables["ops"] = trace.ops.assign(**{name: ops[name] for name in columns if name in ops})
     if "duration_ns" in optional:
-        joined = {name: trace.ops[name].to_numpy() for name in ("pid", "correlation")}
-        api = with_missed_launches(db, launches_of(db, fetch_launches(db, timed=True), timed=True), joined)
-        new_tables["api"] = make_frame("api", api)
+        api = make_frame("api", launches_of(db, fetch_launches(db, timed=True), timed=True))
+        new_tables["api"] = with_missed_launches(db, replace(trace, api=api)).api
     more = [warning for warning in db.warnings if warning not in trace.info.warnings]
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *more)), **new_tables)
 
@@ -247,7 +248,7 @@ def _info(
         )
         issues = [*issues, Issue("handed-over", "warning", 1.0, text)]
     return CaptureInfo(
-        path=str(db.path),
+        path=str(db.named),
         tool=f"nsys {facts.get('EXPORT_PRODUCT_VERSION', '')}".strip(),
         schema=facts.get("EXPORT_SCHEMA_VERSION", ""),
         domain=domain,
