@@ -42,7 +42,6 @@ INTERNAL = {
     "NcuLayers.work",
     "Layers.steps",
     "Ranks.make_page",
-    "Result.answered",
     "Result.select",
     "Result.bars",
     "Result.columns_of",

@@ -14,7 +14,6 @@ from ._analysis.ncu.plan import NcuPlan as NcuPlan
 from ._analysis.summary.summary import Summary as Summary
 from ._analysis.timers import Timers as Timers
 from ._api.capture import Capture as Capture
-from ._api.capture import diff as diff
 from ._api.capture import open as open
 from ._api.checks import doctor as doctor
 from ._api.checks import scrub as scrub

@@ -93,35 +93,6 @@ def open(  # what the package offers as `nvprof_kit.open`
     return Capture(path, rules=rules, domain=domain, kernel_rules=kernel_rules, model=model)
 
 
-def diff(
-    base: Capture | str | Path | Sequence[Capture | str | Path],
-    new: Capture | str | Path | Sequence[Capture | str | Path],
-    *,
-    rules: str | Path | None = None,
-    domain: str | None = None,
-    kernel_rules: str | Path | None = None,
-    **options: Any,
-) -> Diff:
-    """Compare two programs: what became slower or faster.
-
-    Args:
-        base: A capture of the first program, or several runs of it.
-        new: A capture of the second program, or several runs of it.
-        rules: As in `open`.
-        domain: As in `open`.
-        kernel_rules: As in `open`.
-        options: The arguments of `Capture.diff`.
-
-    Raises:
-        CaptureError: The captures cannot be compared.
-        UsageError: A gate matches no row, or none of the requested steps is in a capture.
-    """
-    first, *more_runs = [base] if isinstance(base, (Capture, str, Path)) else base
-    if not isinstance(first, Capture):
-        first = Capture(first, rules=rules, domain=domain, kernel_rules=kernel_rules)
-    return first.diff(new, base=more_runs, **options)
-
-
 class Capture:
     """An opened capture. See `open` for the arguments.
 
@@ -138,12 +109,12 @@ class Capture:
         self,
         path: str | Path,
         *,
-        rules: str | Path | None = None,
+        rules: str | Path | Rules | None = None,
         domain: str | None = None,
         kernel_rules: str | Path | None = None,
         model: str | Path | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path, self._options = Path(path), {"kernel_rules": kernel_rules, "model": model}
         self._rules = read_rules(rules)
         self._kernel_rules: tuple[Rule, ...] = ()
         if kernel_rules is not None:
@@ -159,7 +130,7 @@ class Capture:
         self._rule_files = tuple(
             Path(path_or_preset)
             for path_or_preset in (rules, kernel_rules, model)
-            if path_or_preset is not None and Path(path_or_preset).is_file()
+            if isinstance(path_or_preset, (str, Path)) and Path(path_or_preset).is_file()
         )
         self._read: set[str] = set()
         self._graphs: Path | None = None
@@ -692,9 +663,8 @@ class Capture:
 
     def _like(self, path: str | Path) -> Capture:
         """Open another capture with the rules and domain of this one."""
-        capture = Capture(path, domain=self.domain)
-        capture._rules, capture._kernel_rules, capture._rule_files = self._rules, self._kernel_rules, self._rule_files
-        capture._model = self._model
+        capture = Capture(path, rules=self._rules, domain=self.domain, **self._options)
+        capture._rule_files = self._rule_files
         return capture
 
     def _trace(self, optional: Collection[str] = ()) -> Trace:
@@ -820,14 +790,14 @@ def domain_of(rules: Rules | None, domain: str | None = None) -> str:
     return DOMAIN if chosen is None else chosen
 
 
-def read_rules(named: str | Path | None) -> Rules | None:
-    """The rules of a preset or a file.
+def read_rules(named: str | Path | Rules | None) -> Rules | None:
+    """The rules of a preset or a file, if they are not read yet.
 
     Raises:
         UsageError: The name is neither a preset nor a file, or the file is invalid.
     """
-    if named is None:
-        return None
+    if not isinstance(named, (str, Path)):
+        return named
     from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
 
     if str(named) in presets():

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nvprof_kit._api.capture import Capture, domain_of, read_rules
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, as_issues, listing, plural
 from nvprof_kit.names import DOMAIN
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.foreign.rules import Rules
     from nvprof_kit._analysis.timeline import Timeline
-    from nvprof_kit._api.capture import Capture, Steps, TraceForm
+    from nvprof_kit._api.capture import Steps, TraceForm
     from nvprof_kit._ranks.answer import Ranks, RankTable
     from nvprof_kit._ranks.clocks import Alignment
     from nvprof_kit._ranks.replay import Graph
@@ -278,7 +279,6 @@ class Job:
         import pandas as pd
 
         from nvprof_kit._analysis.attribution.steps import StepOptions
-        from nvprof_kit._api.capture import open as open_capture
         from nvprof_kit._report.export import SUFFIXES, RankClock, job_trace
         from nvprof_kit._result.writer import Document
 
@@ -299,8 +299,7 @@ class Job:
             if pd.notna(clocks.loc[rank, "offset_ns"]):
                 offset_ns, at_ns = (int(clocks.loc[rank, name]) for name in ("offset_ns", "at_ns"))
                 clock = RankClock(rank, offset_ns, float(clocks.loc[rank, "drift_ppm"]) * 1e-6, at_ns)
-            capture = open_capture(path, domain=self._domain)
-            capture._rules = self._rules
+            capture = Capture(path, rules=self._rules, domain=self._domain)
             sources += capture.sources
 
             def read(capture: Capture = capture) -> tuple[Timeline, CaptureInfo]:
@@ -379,7 +378,8 @@ def open_job(
     from nvprof_kit._ranks.maps import IN_MEMORY, make_maps, map_into, run, tasks_of
     from nvprof_kit._trace.jobs.tables import JobTables, is_maps
 
-    read, domain = _reading(rules, domain)
+    read = read_rules(rules)
+    domain = domain_of(read, domain)
     named = [captures] if isinstance(captures, (str, Path)) else list(captures)
     if not named:
         raise UsageError("no captures; needed those of the ranks of one run, or a folder of them")
@@ -394,16 +394,6 @@ def open_job(
     tasks = [replace(task, folder=str(folder)) for task in tasks]
     names = map_into(folder, tasks, workers=workers, executor=executor, notify=notify)
     return Job(JobTables(folder, names), keep, domain=domain, rules=read)
-
-
-def _reading(rules: str | Path | Rules | None, domain: str | None) -> tuple[Rules | None, str]:
-    """The rules, and the NVTX domain to read."""
-    if rules is None:
-        return None, DOMAIN if domain is None else domain
-    from nvprof_kit._api.capture import domain_of, read_rules
-
-    read = read_rules(rules) if isinstance(rules, (str, Path)) else rules
-    return read, domain_of(read, domain)
 
 
 def map_captures(
@@ -445,7 +435,8 @@ def map_captures(
     """
     from nvprof_kit._ranks.maps import map_into, on_dask, tasks_of
 
-    read, domain = _reading(rules, domain)
+    read = read_rules(rules)
+    domain = domain_of(read, domain)
     tasks = tasks_of(list(captures), str(maps), domain, read, ranks or {})[part[0] :: part[1]]
     with nullcontext(executor) if dask is None else on_dask(dask) as chosen:
         return map_into(Path(maps), tasks, workers=workers, executor=chosen, notify=notify)

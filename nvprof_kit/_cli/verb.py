@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -25,11 +24,11 @@ from nvprof_kit._api.capture import Capture
 from nvprof_kit._api.capture import open as open_capture
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE, Result, RowOptions, Several
-from nvprof_kit._result.writer import Document, refuse_input, write_file, writing
+from nvprof_kit._result.writer import Document, refuse_input, writing
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    pass
 
 LETTERS = {
     **{"capture": "c", "force": "f", "kernel": "k", "layer": "l", "dry_run": "n", "output": "o", "preset": "p"},
@@ -379,11 +378,8 @@ class Output:
             UsageError: The suffix is none of these, or a terminal would get what is not for reading.
         """
         suffixes = " ".join(by_suffix)
-        named = next(
-            (name for suffix, name in by_suffix.items() if path and path.name.lower().endswith(suffix)),
-            None,
-        )
-        chosen = data_format or (named if path else next(iter(by_suffix.values())))
+        matching = (name for suffix, name in by_suffix.items() if path is None or path.name.lower().endswith(suffix))
+        chosen = data_format or next(matching, None)
         if chosen is None:
             raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}, or --format")
         if path is None and sys.stdout.isatty() and (chosen == "parquet" or TABLE not in by_suffix.values()):
@@ -401,11 +397,15 @@ class Output:
         Raises:
             UsageError: The file cannot be written or is an input, or the row selection is invalid.
         """
-        sources = [source for result in results for source in result.sources]
-        if self.data_format == TABLE:
-            self._print([list(result.parts()) for result in results], sources)
+        sources = tuple(source for result in results for source in result.sources)
+        answer = results[0] if len(results) == 1 else Several(tuple(results), sources=sources)
+        if self.data_format == TABLE and self.path is None:
+            from nvprof_kit._report.text.table import print_to
+
+            with _stdout():
+                print_to(sys.stdout, answer.parts())
+                sys.stdout.flush()
         else:
-            answer = results[0] if len(results) == 1 else Several(tuple(results))
             self._write((answer.encode(self.data_format),), answer.warnings_beside(self.data_format), sources)
 
     def write_document(self, document: Document) -> None:
@@ -431,31 +431,6 @@ class Output:
                 print("!", formats.title(warning), file=sys.stderr)
         except OSError:  # stderr is closed; the output is complete, so keep the exit status
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    def _print(self, results: Sequence[Sequence[RenderableType]], inputs: Iterable[str | Path]) -> None:
-        from nvprof_kit._report.text.table import print_to, text_of
-
-        if self.path is None:
-            with _stdout():
-                for parts in _separated(results):
-                    print_to(sys.stdout, parts)
-                sys.stdout.flush()
-        else:
-            write_file(self.path, text_of(chain(*_separated(results)), to_file=True), inputs=inputs)
-
-
-def _separated(results: Sequence[Sequence[RenderableType]]) -> Iterator[Sequence[RenderableType]]:
-    """The parts of each answer, with an empty line between two. An issue that several have is printed once."""
-    from rich.text import Text
-
-    last: RenderableType = ""
-    printed: set[str] = set()
-    for number, parts in enumerate(results):
-        issues = {piece.plain for piece in parts if isinstance(piece, Text) and piece.plain.startswith("! ")}
-        new_parts = [piece for piece in parts if not (isinstance(piece, Text) and piece.plain in printed)]
-        printed |= issues
-        yield ["", *new_parts] if number and last != "" else new_parts
-        last = parts[-1] if parts else last
 
 
 @contextmanager

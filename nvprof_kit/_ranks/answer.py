@@ -153,7 +153,7 @@ class Ranks(Result):
             unknown |= {name.replace("-", "_"): self.not_replayed for name in ("replay_error", *REPLAYED)}
         answer = self.to_dict() | {
             "warnings": list(in_order(self.warnings)),
-            "sources": list(self.answered),
+            "sources": [str(source) for source in self.sources],
             "unknown": unknown,
             "columns": {
                 view.replace("-", "_"): formats.described(table, self.columns_of(f"ranks-{view}"))

@@ -328,11 +328,6 @@ class Result:
         """Name of the JSON schema; docs/data.md lists all."""
         return next(iter(self.columns), "rows")
 
-    @property
-    def answered(self) -> tuple[str, ...]:
-        """The input files, as text."""
-        return tuple(map(str, self.sources))
-
     def columns_of(self, schema: str) -> Columns:
         """The columns that a table may have, those of folded rows and of several captures among them."""
         return {"capture": CAPTURE, **FOLDED, **self.columns.get(schema, {})}
@@ -341,7 +336,7 @@ class Result:
         facts = {
             **formats.schema_of(self.schema),
             "warnings": list(in_order(self.warnings)),
-            "sources": list(self.answered),
+            "sources": [str(source) for source in self.sources],
         }
         return formats.json_answer(facts, table, self.columns_of(self.schema))
 
@@ -415,11 +410,6 @@ class Several(Result):
         """The columns that a table may have."""
         return self.results[0].columns_of(schema)
 
-    @property
-    def answered(self) -> tuple[str, ...]:
-        """The input files, as text."""
-        return tuple(str(source) for result in self.results for source in result.sources)
-
     def table(self, view: str | None = None) -> pd.DataFrame:
         """The rows of all results, with the column ``capture``."""
         return formats.with_capture([(str(result.sources[0]), result.to_frame(view)) for result in self.results])
@@ -429,8 +419,17 @@ class Several(Result):
         return self.table(view)
 
     def parts(self) -> list[RenderableType]:
-        """The printed results, one below the other."""
-        return [renderable for result in self.results for renderable in result.parts()]
+        """The printed results, with an empty line between two. An issue that several have is printed once."""
+        from rich.text import Text
+
+        parts: list[RenderableType] = []
+        said: set[str] = set()
+        for result in self.results:
+            parts += [""] if parts and parts[-1] != "" else []
+            lines = [(part, part.plain if isinstance(part, Text) else "") for part in result.parts()]
+            parts += [part for part, line in lines if line not in said]
+            said |= {line for _, line in lines if line.startswith("! ")}
+        return parts
 
 
 def table_named(tables: Mapping[str, pd.DataFrame], view: str) -> pd.DataFrame:

@@ -48,7 +48,6 @@ reveal_type(capture.info.gpus)  # tuple[str, ...]
 reveal_type(capture.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(capture.steps)  # pandas.core.frame.DataFrame
 reveal_type(capture.kernels(top=3))  # nvprof_kit._analysis.summary.summary.Summary
-reveal_type(nvprof_kit.diff("a.sqlite", ["b.sqlite"], fail_on=["step:+5%"]).held)  # bool
 reveal_type(len(layers))  # int
 reveal_type([row["gpu_self_ns"] for row in layers])  # list[Any]
 reveal_type(layers["model.layers.0"])  # nvprof_kit._analysis.layers.layers.Layers
