@@ -169,7 +169,7 @@ class MemorySnapshot:
         from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
 
-        result = replace(memory(snapshot, device), sources=(self.path,), by=by)
+        result = replace(memory(snapshot, device), sources=(self.path,), view=by)
         chosen = StepOptions.of(steps)
         if chosen.selects:
             selected = chosen_steps(chosen, result.steps["step"].to_numpy(), str(self.path))

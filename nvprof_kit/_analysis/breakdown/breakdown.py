@@ -41,9 +41,8 @@ from nvprof_kit._analysis.breakdown.transfers import (
     first_collective,
 )
 from nvprof_kit._analysis.kernels.classes import KernelClasses
-from nvprof_kit._analysis.layers.fold import mark_ranked
+from nvprof_kit._analysis.layers.fold import Views
 from nvprof_kit._result.column import Column, Columns
-from nvprof_kit._result.result import Result, table_named
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 
@@ -88,20 +87,6 @@ IDLE_COLUMNS: Columns = {
 """The columns of `Breakdown.idle`."""
 
 
-_PATH = "path_ns"
-COSTS = {
-    "idle": "idle_ns",
-    "communication": "exposed_ns",
-    "copies": "gpu_ns",
-    "launches": "idle_ns",
-    "critical-path": _PATH,
-}
-"""What ranks the rows of the tables with layers."""
-
-ALIKE = {"launches": ("idle_ns", "gpu_ns"), "critical-path": ("gpu_ns", "host_ns", "wait_ns")}
-"""What equal blocks have in common, where it is not the cost alone."""
-
-
 _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "steps": (("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"), ("step", "process", "device")),
     "idle": (("idle_ns",), ("cause", "layer", "phase", "call")),
@@ -113,16 +98,8 @@ _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 """Plotted columns and labels by table; the queue is drawn by `nvprof_kit._report.plots.queue`."""
 
 
-def with_cost(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """A table with the column of `COSTS`, which the critical path does not have."""
-    table: pd.DataFrame = (
-        rows.assign(**{_PATH: rows[list(ALIKE[name])].sum(axis=1)}) if name == "critical-path" else rows
-    )
-    return table
-
-
 @dataclass(frozen=True, repr=False, eq=False)
-class Breakdown(Result):
+class Breakdown(Views):
     """Time breakdown of each step.
 
     Attributes:
@@ -144,7 +121,6 @@ class Breakdown(Result):
             call of the wait; lost_ns, by how much the wait delayed the host.
         warnings: What may be missing or distorted; each sentence says what to do about it.
         info: Recording tool, GPUs and processes of the capture.
-        view: The table to print and to return from `to_frame`; None prints all and returns ``steps``.
     """
 
     steps: pd.DataFrame
@@ -161,7 +137,6 @@ class Breakdown(Result):
     waits: pd.DataFrame
     warnings: tuple[Issue, ...]
     info: CaptureInfo
-    view: str | None = None
 
     columns: ClassVar = {
         "breakdown-steps": COLUMNS,
@@ -173,32 +148,19 @@ class Breakdown(Result):
         "breakdown-critical-path": PATH_COLUMNS,
     }
     bars: ClassVar = {f"breakdown-{view}": drawn for view, drawn in _BARS.items()}
+    ranked: ClassVar = {
+        "idle": ("idle_ns", ()),
+        "communication": ("exposed_ns", ()),
+        "copies": ("gpu_ns", ()),
+        "launches": ("idle_ns", ("idle_ns", "gpu_ns")),
+        "critical-path": ("path_ns", ("gpu_ns", "host_ns", "wait_ns")),
+    }
 
     @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return f"breakdown-{self.view or 'steps'}"
-
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """One table: ``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` or
-        ``critical-path``.
-
-        Raises:
-            UsageError: There is no such table.
-        """
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` and ``critical-path``."""
         views = [schema.removeprefix("breakdown-") for schema in self.columns]
-        tables = {name: getattr(self, name.replace("-", "_")) for name in views}
-        return table_named(tables, view or self.view or "steps")
-
-    def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
-        rows, view = self.table(view), view or self.view or "steps"
-        if self.select.fold and view in COSTS:
-            marked = mark_ranked(
-                with_cost(view, rows), self.columns_of(f"breakdown-{view}"), COSTS[view], ALIKE.get(view, ())
-            )
-            rows = marked[[*rows.columns, "folded_into", "unlike"]]
-        return self.select.of(rows)
+        return {name: getattr(self, name.replace("-", "_")) for name in views}
 
 
 def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Breakdown:

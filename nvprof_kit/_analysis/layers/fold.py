@@ -24,7 +24,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.column import Columns, Fold, column_of
-from nvprof_kit._result.result import Result
+from nvprof_kit._result.result import Result, table_named
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -582,3 +582,64 @@ def _fold_of(rows: pd.DataFrame, columns: Columns, name: str) -> Fold:
         return "key"
     column = column_of(columns, name)
     return "sum" if column is None else column.fold
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Views(Result):
+    """An answer of several tables. Those with rows of layers are ranked by a cost, and equal blocks in them fold.
+
+    Attributes:
+        view: The table to print and to return from `to_frame`; None prints all and returns the first.
+        ranked: Of each ranked table its cost, and the columns in which equal blocks are alike, if not the cost alone.
+            A cost that is no column is the sum of these.
+    """
+
+    view: str | None = field(default=None, kw_only=True)
+
+    ranked: ClassVar[Mapping[str, tuple[str, Sequence[str]]]] = {}
+
+    @property
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """All tables by name."""
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema."""
+        return self._schema(self.view or next(iter(self.tables)))
+
+    def table(self, view: str | None = None) -> pd.DataFrame:
+        """One of the tables.
+
+        Raises:
+            UsageError: There is no such table.
+        """
+        return table_named(self.tables, view or self.view or next(iter(self.tables)))
+
+    def to_frame(self, view: str | None = None) -> pd.DataFrame:
+        """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
+        rows, view = self.table(view), view or self.view or next(iter(self.tables))
+        if self.select.fold and view in self.ranked:
+            cost, alike = self.ranked[view]
+            folded_rows = mark_ranked(_with_cost(rows, cost, alike), self.columns[self._schema(view)], cost, alike)
+            rows = folded_rows[[*rows, "folded_into", "unlike"]]
+        return self.select.of(rows)
+
+    def printed(self) -> dict[str, pd.DataFrame]:
+        """The tables that are printed: the selected rows, with equal blocks folded."""
+        views = {self.view: self.table()} if self.view else self.tables
+        tables = self.select.changed(sort="").each(views)
+        for name in tables.keys() & self.ranked.keys():
+            cost, alike = self.ranked[name]
+            rows, columns = _with_cost(tables[name], cost, alike), self.columns[self._schema(name)]
+            rows = fold_ranked(rows, columns, cost, self.select.fold, alike)
+            tables[name] = rows if cost in tables[name] else rows.drop(columns=cost)
+        return self.select.each(tables)
+
+    def _schema(self, view: str) -> str:
+        return f"{next(iter(self.columns)).partition('-')[0]}-{view}"
+
+
+def _with_cost(rows: pd.DataFrame, cost: str, alike: Sequence[str]) -> pd.DataFrame:
+    table: pd.DataFrame = rows if cost in rows else rows.assign(**{cost: rows[[*alike]].sum(axis=1)})
+    return table

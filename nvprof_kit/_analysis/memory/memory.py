@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
-from nvprof_kit._analysis.layers.fold import mark_ranked
+from nvprof_kit._analysis.layers.fold import Views
 from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC, segment_table, step_table, traffic_table
 from nvprof_kit._result.column import Column, Columns
-from nvprof_kit._result.result import Result, table_named
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
@@ -97,15 +96,8 @@ class MemorySummary:
     ooms: tuple[int, ...] = ()
 
 
-COSTS = {"layer": "bytes", "allocation": "allocated_bytes"}
-"""What ranks the rows of the tables with layers."""
-
-ALIKE = {"layer": ("bytes", "largest_bytes"), "allocation": ("allocated_bytes", "peak_bytes")}
-"""What equal blocks have in common in them."""
-
-
 @dataclass(frozen=True, repr=False, eq=False)
-class Memory(Result):
+class Memory(Views):
     """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
 
     Attributes:
@@ -126,7 +118,6 @@ class Memory(Result):
         held: The blocks of the history: columns start, end (event numbers), size_bytes, layer, phase.
         snapshot: The snapshot.
         warnings: What may be missing.
-        by: The table to print and to return from `to_frame`; None prints all and returns ``layer``.
     """
 
     path: str
@@ -144,20 +135,19 @@ class Memory(Result):
     held: pd.DataFrame
     snapshot: Snapshot
     warnings: tuple[Issue, ...] = ()
-    by: str | None = None
 
     columns: ClassVar = {f"memory-{view}": columns for view, columns in COLUMNS.items()}
+    ranked: ClassVar = {
+        "layer": ("bytes", ("bytes", "largest_bytes")),
+        "allocation": ("allocated_bytes", ("allocated_bytes", "peak_bytes")),
+    }
 
     @property
-    def schema(self) -> str:
-        """Name of the JSON schema."""
-        return f"memory-{self.by or 'layer'}"
-
-    def table(self, view: str | None = None) -> pd.DataFrame:
-        """One table: memory held at the peak by ``layer``, ``stack`` or ``size``; all allocations by layer
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """What is held at the peak by ``layer``, ``stack`` and ``size``; what was allocated in the whole history
         (``allocation``); growth by ``step``; ``segment``; ``leak``.
         """
-        tables = {
+        return {
             "layer": self.by_layer,
             "stack": self.by_stack,
             "size": self.by_size,
@@ -166,14 +156,6 @@ class Memory(Result):
             "segment": self.segments,
             "leak": self.leaks,
         }
-        return table_named(tables, view or self.by or "layer")
-
-    def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """The selected rows; where equal blocks are folded, with the columns ``folded_into`` and ``unlike``."""
-        rows, view = self.table(view), view or self.by or "layer"
-        if self.select.fold and view in COSTS:
-            rows = mark_ranked(rows, COLUMNS[view], COSTS[view], ALIKE[view])
-        return self.select.of(rows)
 
 
 def memory(snapshot: Snapshot, device: int | None = None) -> Memory:

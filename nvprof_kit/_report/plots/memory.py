@@ -28,7 +28,7 @@ _BEFORE = "#BBBBBB"
 
 def memory_figure(result: Memory) -> Figure:
     """Allocated memory over time, or the segments if the result is by ``segment``."""
-    if result.by == "segment":
+    if result.view == "segment":
         return segments_figure(result.snapshot, result.summary.device)
     return timeline_figure(result)
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.layers.fold import fold_ranked
-from nvprof_kit._analysis.memory.memory import ALIKE, COLUMNS, COSTS
 from nvprof_kit._report.page.template import render, svg_of
 from nvprof_kit._report.text.table import Bar, frame_table, ranked_notes, warning_lines
 from nvprof_kit._report.text.texts import cell, filled, heading, memory_size, percent
@@ -35,15 +33,10 @@ VIEWS = {
 
 def memory_report(result: Memory) -> list[RenderableType]:
     """The report: a summary of the device, the requested tables, and warnings."""
-    views, select = (result.by,) if result.by else tuple(VIEWS), result.select
+    tables, select = result.printed(), result.select
     title_line, *header_lines = header(result)
     parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, header_lines), ""]
-    tables = select.changed(sort="").each({view: result.table(view) for view in views})
-    tables = {
-        view: fold_ranked(rows, COLUMNS[view], COSTS[view], select.fold, ALIKE[view]) if view in COSTS else rows
-        for view, rows in tables.items()
-    }
-    for view, rows in select.each(tables).items():
+    for view, rows in tables.items():
         if len(rows):
             grid = frame_table(rows, select.top or MOST_ROWS, mib=True)
             if "share" in rows:
@@ -56,7 +49,7 @@ def memory_report(result: Memory) -> list[RenderableType]:
 
 def memory_page(result: Memory) -> bytes:
     """A self-contained page with both plots and all tables."""
-    timeline, segments = (svg_of(replace(result, by=by).figure()) for by in (None, "segment"))
+    timeline, segments = (svg_of(replace(result, view=view).figure()) for view in (None, "segment"))
     sections: list[dict[str, Any]] = [{"title": "Allocated memory over time", "svg": timeline, "heads": (), "rows": ()}]
     for view, view_title in VIEWS.items():
         rows = filled(result.table(view))

@@ -10,9 +10,7 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.breakdown.breakdown import _PATH, ALIKE, COSTS, with_cost
 from nvprof_kit._analysis.breakdown.host import CAUSES
-from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import capture_line, frame_table, ranked_notes, table, warning_lines
 from nvprof_kit._report.text.texts import MS, is_missing, kernel_names, percent
 
@@ -43,13 +41,7 @@ _OF_GPUS = ("idle", "copies", "launches", "queue")
 def breakdown_report(result: Breakdown) -> list[RenderableType]:
     """The report: the capture, the breakdown of each step, and the detail tables, each with its first rows."""
     view, top, select, on_gpu = result.view, result.select.top or 10, result.select, result.info.on_gpu
-    tables = {name: result.table(name) for name in (*_TITLES, "steps") if view in (None, name)}
-    tables = select.changed(sort="").each(tables)
-    for name in tables.keys() & COSTS.keys():
-        columns, rows = result.columns_of(f"breakdown-{name}"), with_cost(name, tables[name])
-        rows = fold_ranked(rows, columns, COSTS[name], select.fold, ALIKE.get(name, ()))
-        tables[name] = rows.drop(columns=_PATH, errors="ignore")
-    tables = select.each(tables)
+    tables = result.printed()
     parts: list[RenderableType] = [capture_line(result.info, len(result.choice.shown)), ""]
     if view in (None, "steps"):
         parts += [
