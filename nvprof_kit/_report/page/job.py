@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.layers.tree import ModelTree, parents_of
 from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._report.page.table import PageTable, page_table
 from nvprof_kit._report.page.template import render, short_text
-from nvprof_kit._report.page.timeline import Drawing
+from nvprof_kit._report.page.timeline import Drawing, ShownStep, drawn_steps
+from nvprof_kit._report.text.ranks import CHARGED_TO, ON_THE_PATH, summed
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -142,11 +144,12 @@ def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timelin
     timeline_ranks = sorted(set(timeline_ranks) & set(ranks)) or chosen_ranks(answer, ranks)
     timeline = _timeline(tables, timeline_ranks, drawing)
     names = dict.fromkeys(map(_place, *(answer.layers[name].astype(str) for name in ("layer", "phase"))))
-    tree = sorted(names, key=_natural)
+    layers = sorted(names, key=_natural)
+    tree = ModelTree(tuple(layers), tuple(parents_of(layers, ()).values()))
     by_step = tables.rank_steps().sort_values("step", kind="stable")
     data = {
         "steps": 1,
-        "tree": {"name": [short_text(name) for name in tree], "parent": _parents(tree)},
+        "tree": {"name": [short_text(layer) for layer in layers], "parent": tree.parent.tolist()},
         "layers": _layers(answer.layers, heat),
         "bySteps": heat.map(by_step.assign(row="step " + by_step["step"].astype(str)), _OF_STEPS),
         "matrix": _matrix(answer, tables, ranks, drawing),
@@ -288,18 +291,6 @@ def _natural(key: str) -> list[Any]:
     return parts + [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in re.split(r"(\d+)", key)]
 
 
-def _parents(names: list[str]) -> list[int]:
-    """The nearest listed ancestor of each layer; -1 for none."""
-    index_of_name = {name: number for number, name in enumerate(names)}
-    parents = []
-    for name in names:
-        path = name
-        while "." in path and (path := path.rpartition(".")[0]) not in index_of_name:
-            pass
-        parents.append(index_of_name.get(path, -1) if path != name else -1)
-    return parents
-
-
 # ---------------------------------------------------------------- tables and timeline
 
 
@@ -307,14 +298,11 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
     """Tables: charged waiting, what-if, critical path, clocks, bubbles and groups."""
     import pandas as pd
 
-    charges, path, clocks = answer.charges.rename(columns={"rank": "late_rank"}), answer.critical_path, answer.clocks
-    charges = charges.groupby(["late_rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum()
-    charges = charges.sort_values(ascending=False, kind="stable").reset_index()
+    charges = summed(answer.charges, "wait_ns", CHARGED_TO).rename_axis(index={"rank": "late_rank"}).reset_index()
     charges = charges.assign(share=charges["wait_ns"] / max(answer.total_wait_ns, 1))
-    if len(path):
-        path = path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum().rename("time_ns")
-        path = path.sort_values(ascending=False, kind="stable").reset_index()
-        path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
+    path = summed(answer.critical_path, "ns", ON_THE_PATH).rename("time_ns").reset_index()
+    path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
+    clocks = answer.clocks
     clocks = clocks.sort_values("residual_ns", ascending=False, kind="stable")
     clocks = clocks.assign(residual_us=pd.to_numeric(clocks["residual_ns"], errors="coerce") / 1e3)
     error = f"; the unchanged graph is replayed to within {answer.replay_error or 0:.1%}"
@@ -358,9 +346,13 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
     pieces = pieces[pieces["step"].isin(steps)]
     origin = int(pieces["start_ns"].min())
     starts, ends = (pieces.groupby("step")[name].agg(how) for name, how in (("start_ns", "min"), ("end_ns", "max")))
-    windows: list[tuple[str, int | None, int, int]]
-    windows = [(f"step {step}", step, starts[step], ends[step]) for step in steps if step >= 0 and step in starts]
-    windows = [("all", None, origin, pieces["end_ns"].max())] * (len(windows) != 1) + windows
+    windows = [
+        ShownStep(None, step, f"step {step}", int(starts[step]), int(ends[step]), {})
+        for step in steps
+        if step >= 0 and step in starts
+    ]
+    if len(windows) != 1:
+        windows.insert(0, ShownStep(None, None, "all", origin, int(pieces["end_ns"].max()), {}))
     groups = []
     for rank, of_rank in pieces.groupby("rank", sort=True):
         activity = of_rank["doing"]
@@ -376,17 +368,7 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
         groups.append({"label": f"rank {rank}", "rank": rank, "rows": rows})
     return {
         "start": origin,
-        "steps": [
-            {
-                "step": step,
-                "instance": None,
-                "title": title,
-                "start": int(start) - origin,
-                "length": int(end - start),
-                "idle": {},
-            }
-            for title, step, start, end in windows
-        ],
+        "steps": drawn_steps(windows, origin),
         "groups": groups,
         "note": f"{left_out} more steps are not on the page" if left_out else "",
     }

@@ -161,7 +161,13 @@ def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Draw
         levels = (level for _, level in thread.groupby("level", sort=True))
         rows = [drawing.row("range", level, origin, {"text": "text", "phase": "category"}) for level in levels]
         groups.append({"label": f"CPU thread {number}: when its ranges were open", "rows": rows})
-    windows = [
+    note = f"{'; '.join(left_out)}. All numbers and tables include them." if left_out else ""
+    return {"start": origin, "steps": drawn_steps(steps, origin), "groups": groups, "note": note}
+
+
+def drawn_steps(steps: Sequence[ShownStep], origin: int) -> list[dict[str, Any]]:
+    """Number, title, start since `origin`, duration and idle time of each step."""
+    return [
         {
             "step": step.number,
             "instance": step.instance,
@@ -172,8 +178,6 @@ def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Draw
         }
         for step in steps
     ]
-    note = f"{'; '.join(left_out)}. All numbers and tables include them." if left_out else ""
-    return {"start": origin, "steps": windows, "groups": groups, "note": note}
 
 
 def _merged(timeline: Timeline, separate: Sequence[Any], limit: int, left_out: list[str]) -> pd.DataFrame:

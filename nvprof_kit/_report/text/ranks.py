@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,7 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
         parts += _section("Bubbles of the pipeline's stages, mean over steps", rows, len(rows), ideal)
     parts += _clocks(result.clocks)
     if len(result.critical_path):
-        path = result.critical_path.groupby(["rank", "layer", "phase", "what"], sort=False)["ns"].sum()
-        path = _folded(path.sort_values(ascending=False), PATH_COLUMNS, fold)
+        path = _folded(summed(result.critical_path, "ns", ON_THE_PATH), PATH_COLUMNS, fold)
         path_ns = max(int(path.sum()), 1)
         parts += _section(
             "Critical path across ranks, all steps", _largest(path.rename("time_ns"), top, path_ns), top + 1
@@ -76,6 +76,17 @@ def _section(title: str, rows: pd.DataFrame, top: int, *notes: RenderableType) -
     return [Text(title, "bold"), frame_table(rows, top), *notes, ""]
 
 
+CHARGED_TO = ("rank", "cause", "layer", "phase")
+ON_THE_PATH = ("rank", "layer", "phase", "what")
+"""What waiting, and the critical path across ranks, are summed by."""
+
+
+def summed(rows: pd.DataFrame, time: str, keys: Sequence[str]) -> pd.Series[int]:
+    """Sums of times by some keys, the largest first."""
+    times: pd.Series[int] = rows.groupby([*keys], sort=False)[time].sum().sort_values(ascending=False, kind="stable")
+    return times
+
+
 def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
     """The first of some sums by their keys, with their share of all, and the others in one row."""
     rows = sums.head(top).reset_index().astype(object)
@@ -89,9 +100,8 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
     """Waiting by charged rank and cause: the largest first, the rest in one line."""
     if not len(charges):
         return []
-    sums = charges.groupby(["rank", "cause", "layer", "phase"], sort=False)["wait_ns"].sum()
-    sums = _folded(sums.sort_values(ascending=False), CHARGE_COLUMNS, fold)
-    rows = _largest(sums.rename_axis(index={"rank": "late rank"}).rename("waiting_ns"), top, total)
+    charged = _folded(summed(charges, "wait_ns", CHARGED_TO), CHARGE_COLUMNS, fold)
+    rows = _largest(charged.rename_axis(index={"rank": "late rank"}).rename("waiting_ns"), top, total)
     rows.loc[len(rows)] = ["", "all", "", "", total, 1.0 if total else None]
     title = f"Waiting in collectives, over {plural(steps, 'step')} and all ranks, by late rank and cause"
     parts = _section(title, rows, len(rows))
