@@ -33,7 +33,7 @@ from nvprof_kit._analysis.attribution.steps import (
     step_times,
 )
 from nvprof_kit._analysis.flops.shapes import counts_from_shapes
-from nvprof_kit._analysis.flops.work import Key, Program, compiled_rows, least_times, row_work
+from nvprof_kit._analysis.flops.work import Key, Program, compiled_rows
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.fold import ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.layers import LIMITS, layers
@@ -48,12 +48,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-MOST_BY_CLOCK = 1.2
-"""The most that a clock above the datasheet's explains: an H200 may run at 1980 MHz, its peak is given for 1830."""
-
-MOST_BY_HALVES = 2.0
-"""The most that a causal mask or 2:4 sparsity explains: either leaves half of the counted operations to do."""
-
+ABOVE_THE_PEAK = (
+    "above the peak: a clock above the datasheet's, another input (batch, length) than was counted, a causal mask or "
+    "2:4 sparsity, of which the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
+)
 
 COLUMNS: Columns = {
     "layer": Column("module path, including nested layers; or `(none)` for work outside every layer", kind="str"),
@@ -143,10 +141,8 @@ class Whole:
         busy_ns: Time per step in which a GPU was busy, summed over devices, in ns.
         flops: Floating point operations per step.
         model_flops: The same without recomputation.
-        hfu: Hardware FLOPs utilization over the duration of the step on all GPUs, 0 to 1; NaN if no peak is known.
-        mfu: Model FLOPs utilization: the same for `model_flops`.
-        busy_hfu: Like `hfu`, over the busy time only.
-        busy_mfu: Like `mfu`, over the busy time only.
+        peak_ns: The time of `flops` at the GPU's peak, in ns; NaN if no peak is known.
+        model_peak_ns: That of `model_flops`.
     """
 
     steps: int
@@ -155,10 +151,28 @@ class Whole:
     busy_ns: float
     flops: float
     model_flops: float
-    hfu: float
-    mfu: float
-    busy_hfu: float
-    busy_mfu: float
+    peak_ns: float
+    model_peak_ns: float
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilization over the duration of the step on all GPUs, 0 to 1; NaN if no peak is known."""
+        return self.peak_ns / (self.step_ns * self.devices or math.nan)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization: the same for `model_flops`."""
+        return self.model_peak_ns / (self.step_ns * self.devices or math.nan)
+
+    @property
+    def busy_hfu(self) -> float:
+        """Like `hfu`, over the busy time only."""
+        return self.peak_ns / (self.busy_ns or math.nan)
+
+    @property
+    def busy_mfu(self) -> float:
+        """Like `mfu`, over the busy time only."""
+        return self.model_peak_ns / (self.busy_ns or math.nan)
 
     @property
     def above_the_peak(self) -> bool:
@@ -215,21 +229,14 @@ class Flops(ByLayer):
 
     def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         """The values of equal layers in a phase together: sums, and rates as means weighted by busy time."""
-        percentages: dict[str, list[int]] = {}  # of notes that differ only in it
-        for note in (note for text in rows["note"] for note in text.split(NOTES_APART) if note):
-            number, _, sentence = note.partition("%")
-            is_percentage = number.isdecimal() and sentence
-            percentages.setdefault(f"%{sentence}" if is_percentage else note, []).extend(
-                [int(number)] * bool(is_percentage)
-            )
-        notes = ["-".join(map(str, sorted({*numbers[:1], *numbers[-1:]}))) + text
-                 for text, numbers in ((text, sorted(numbers)) for text, numbers in percentages.items())]  # fmt: skip
         return {
             **super().join(path, phase, rows),
             "bound": rows["bound"].mode().iat[0],
             "dtype": "+".join(dict.fromkeys(dtype for text in rows["dtype"] for dtype in text.split("+") if dtype)),
             "unknown": "; ".join(sorted({name for text in rows["unknown"] for name in text.split("; ") if name})),
-            "note": NOTES_APART.join(notes),
+            "note": NOTES_APART.join(
+                sorted({note for text in rows["note"] for note in text.split(NOTES_APART) if note})
+            ),
         }
 
 
@@ -260,19 +267,17 @@ def flops(
     rows = rows.loc[~is_empty, ["layer", "phase", "calls", "gpu_busy_ns"]]
     from_shapes = counts is None
     counts = counts_from_shapes(operations, choice, rows) if counts is None else counts
-    program, info = Program(counts), trace.info
+    info = trace.info
     of_gpu = peaks_of(info.gpus if info.on_gpu else (), peaks, info.path)
-    steps_run = choice.count or int(from_shapes)
-    rows = rows.join(row_work(program, rows, steps_run, of_gpu, compiled_rows(trace, attribution)))
+    program = Program(counts, of_gpu)
+    rows = rows.join(program.of_rows(rows, choice.count or int(from_shapes), compiled_rows(trace, attribution)))
     rows.index = pd.MultiIndex.from_frame(rows[["layer", "phase"]])
     ran = rows[(rows["calls"] > 0) | (rows["layer"] == NO_LAYER)]
     times = ran["times"].dropna().to_dict()
-    overall, uncaptured = _whole(operations, program, times, of_gpu, choice)
+    overall, uncaptured = _whole(operations, program, times, choice)
     notes, shares = _uncounted(operations, program, ran.index, choice)
     table = _table(program, rows, of_gpu, notes)
-    has_attention = bool(rows["attention_flops"].sum() > 0)
-    reasons = _why_above(overall.busy_hfu, has_attention, {*counts.operators["dtype"]}, of_gpu)
-    above = [Issue("above-the-peak", "warning", 1.0, f"the steps together are {reasons}")]
+    above = [Issue("above-the-peak", "warning", 1.0, f"the steps together are {ABOVE_THE_PEAK}")]
     gpus = ", ".join(sorted(set(info.gpus))) or "the GPU"
     no_peak = f"no peak is known of {gpus}: no HFU and MFU; give it with --peak bf16=989e12"
     return Flops(
@@ -334,7 +339,7 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
             else "",
             "at least: operators of unknown work" if row["unknown"] else "",
             notes.get((row["layer"], row["phase"]), ""),
-            _why_above(row["hfu"], row["attention_flops"] > 0, row["dtypes"], peaks) if row["hfu"] > 1 else "",
+            ABOVE_THE_PEAK if row["hfu"] > 1 else "",
         ]
         for row in table.to_dict("records")
     ]
@@ -344,7 +349,7 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
 
 
 def _whole(
-    operations: Operations, program: Program, times: Mapping[Key, float], peaks: Peaks | None, choice: StepChoice
+    operations: Operations, program: Program, times: Mapping[Key, float], choice: StepChoice
 ) -> tuple[Whole, float]:
     """The steps of a capture together, and the share of the counted operations that no captured row has. What was
     counted in a range that the capture lacks goes with the nearest one around it that it has.
@@ -352,34 +357,19 @@ def _whole(
     trace = operations.trace
     steps = step_times(trace, operations.attribution)[choice.shown]
     lanes, of_op = devices_of(trace)
-    devices = max(len(lanes), 1)
     if len(steps):
-        length, busy = int(steps["wall_ns"].sum()), int(steps["busy_ns"].sum())
+        length_ns, busy_ns = int(steps["wall_ns"].sum()), int(steps["busy_ns"].sum())
     else:
         start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
-        length = int(end.max(initial=0) - start.min(initial=end.max(initial=0)))
-        busy = int(union_lengths(start, end, of_op, np.zeros(len(start), dtype=np.int64), 1)[0])
+        length_ns = int(end.max(initial=0) - start.min(initial=end.max(initial=0)))
+        busy_ns = int(union_lengths(start, end, of_op, np.zeros(len(start), dtype=np.int64), 1)[0])
     runs = np.array([times[key] if key else 0.0 for key in program.innermost(times)])
-    model_runs = runs * ~program.recomputes
-    operators = least_times(program, peaks)
-    flops, peak_ns = (program.sums(operators[name]) for name in ("flops", "peak_ns"))
-    peak, model_peak = (
-        float(peak_ns[number > 0] @ number[number > 0]) if peaks else math.nan for number in (runs, model_runs)
-    )
-    step_count = max(len(steps), 1)
-    whole = Whole(
-        steps=len(steps),
-        devices=devices,
-        step_ns=length / step_count,
-        busy_ns=busy / step_count,
-        flops=float(flops @ runs) / step_count,
-        model_flops=float(flops @ model_runs) / step_count,
-        hfu=peak / (length * devices or math.nan),
-        mfu=model_peak / (length * devices or math.nan),
-        busy_hfu=peak / (busy or math.nan),
-        busy_mfu=model_peak / (busy or math.nan),
-    )
-    return whole, float(flops[runs == 0].sum() / max(flops.sum(), 1))
+    flops, peak_ns = program.by_range(program.operators[["flops", "peak_ns"]].to_numpy()).T
+    ran, step_count = runs > 0, max(len(steps), 1)
+    in_model = ran & ~program.recomputes
+    amounts = [values[which] @ runs[which] for values in (flops, peak_ns) for which in (ran, in_model)]
+    figures = (float(amount) / step_count for amount in (length_ns, busy_ns, *amounts))
+    return Whole(len(steps), max(len(lanes), 1), *figures), float(flops[runs == 0].sum() / max(flops.sum(), 1))
 
 
 def _uncounted(
@@ -420,26 +410,6 @@ def _uncounted(
             parts = [segment for segment in str(key[0]).split(".") if not segment.isdecimal()] or [str(key[0])]
             shares[re.sub(r"_?\d*$", "", parts[-1])] += row["work"] / total
     return notes, dict(shares.most_common()) if sum(shares.values()) > UNCOUNTED_SHARE else {}
-
-
-def _why_above(hfu: float, attention: bool, dtypes: Collection[str], peaks: Peaks | None) -> str:
-    """Possible reasons for a utilisation above 1, the likeliest first.
-
-    Args:
-        hfu: The utilisation.
-        attention: Whether fused attention was counted.
-        dtypes: Types of the multiplied numbers.
-        peaks: The GPU's peaks.
-    """
-    reasons = {
-        "the peak given is too low": peaks is not None and peaks.source.endswith("--peak"),
-        "a clock above the datasheet's": hfu <= MOST_BY_CLOCK,
-        "a causal mask, of which the count takes the whole": attention and hfu <= MOST_BY_HALVES,
-        "32-bit products that ran in TF32": "fp32" in dtypes,
-        "it was counted on another input (batch, length) than was captured": True,
-        "2:4 sparsity": hfu <= MOST_BY_HALVES,
-    }
-    return "above the peak: " + ", or ".join(reason for reason, possible in reasons.items() if possible)
 
 
 def _warnings(

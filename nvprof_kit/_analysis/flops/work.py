@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
@@ -55,24 +56,47 @@ def compiled_rows(trace: Trace, attribution: Attribution) -> frozenset[Key]:
 
 
 class Program:
-    """The ranges of a counted program, a layer or phase each.
+    """A counted program: its ranges, a layer or phase each, and its operators with their least times on a GPU.
+
+    Args:
+        counts: What was counted.
+        peaks: The GPU's peaks; without them, times are NaN.
 
     Attributes:
         counts: What was counted.
         keys: The layer and phase of each range.
         calls: How often each layer and phase ran.
         recomputes: Whether a range is in a layer that activation checkpointing runs again.
+        operators: The columns of `OPERATORS` in `nvprof_kit._trace.flops_file` and, in ns: ``peak_ns`` and
+            ``least_peak_ns``, the time of its operations at the peak, of all and of those that a causal mask leaves;
+            ``memory_ns``, that of its traffic at the bandwidth; ``limit_ns``, the longer of the latter two; and the
+            parts of it in operators that are limited by their operations (``compute_ns``) and in products,
+            convolutions and attention (``products_ns``).
+        has_limits: Whether memory traffic was counted, and the GPU's bandwidth is known.
     """
 
-    def __init__(self, counts: FlopsFile) -> None:
+    def __init__(self, counts: FlopsFile, peaks: Peaks | None) -> None:
+        import pandas as pd
+
         self.counts = counts
-        ranges = counts.ranges
+        ranges, operators = counts.ranges, counts.operators
         self.keys: list[Key] = [*zip(ranges["layer"], ranges["phase"], strict=True)]
         self._inside: list[int] = ranges["inside"].tolist()
         self.calls: Counter[Key] = Counter()
         for key, calls in zip(self.keys, ranges["calls"].tolist(), strict=True):
             self.calls[key] += calls
         self.recomputes = self.within(lambda key: key[1] == Category.RECOMPUTE.value)
+        self._bytes_per_ns = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
+        self.has_limits = counts.has_bytes and not math.isnan(self._bytes_per_ns)
+        peak = operators["dtype"].map(dict(peaks.flops) if peaks else {}).to_numpy(dtype=np.float64) / 1e9
+        peak[operators["flops"] == 0] = math.inf
+        at_peak, least_at_peak = operators["flops"] / peak, operators["least_flops"] / peak
+        memory = operators["dram_bytes"] / self._bytes_per_ns
+        limit = pd.concat([least_at_peak, memory], axis="columns").max(axis="columns", skipna=False)
+        self.operators: pd.DataFrame = operators.assign(
+            peak_ns=at_peak, least_peak_ns=least_at_peak, memory_ns=memory, limit_ns=limit,
+            compute_ns=limit.mask(least_at_peak <= memory, 0.0), products_ns=limit.where(operators["flops"] > 0, 0.0),
+        )  # fmt: skip
 
     def within(self, is_one: Callable[[Key], bool]) -> npt.NDArray[np.bool_]:
         """Whether each range, or one around it, is such a layer and phase."""
@@ -88,10 +112,22 @@ class Program:
             innermost.append(key if key in keys else innermost[inside] if inside >= 0 else None)
         return innermost
 
-    def sums(self, values: pd.Series[float] | Floats, of_range: pd.Series[int] | None = None) -> Floats:
-        """Sums by range, NaN where a value is."""
-        numbers = self.counts.operators["range"] if of_range is None else of_range
-        return np.bincount(numbers, weights=values, minlength=len(self.keys)).astype(np.float64)
+    def by_range(self, values: Floats) -> Floats:
+        """Sums over the operators of each range, NaN where a value is.
+
+        Args:
+            values: Of the operators, shape ``(operators,)`` or ``(operators, …)``.
+        """
+        of_range = self.counts.operators["range"].to_numpy()
+        entries = np.ones(len(of_range)), (of_range, np.arange(len(of_range)))
+        sums: Floats = csr_array(entries, shape=(len(self.keys), len(of_range))) @ values
+        return sums
+
+    def limited(self, compiled: Collection[Key]) -> npt.NDArray[np.bool_]:
+        """Whether each operator has a limit of its own: in what torch.compile made, only products have."""
+        is_compiled = self.within(compiled.__contains__)[self.operators["range"]]
+        is_limited: npt.NDArray[np.bool_] = ~is_compiled | (self.operators["flops"].to_numpy() > 0)
+        return is_limited
 
     def members(self, keys: Iterable[Key]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Which ranges belong to which of the layers and phases, both by position: a range to its own, and in the same
@@ -115,119 +151,69 @@ class Program:
         of_range, of_key = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return of_range, of_key
 
+    def of_rows(self, rows: pd.DataFrame, steps: int, compiled: Collection[Key]) -> pd.DataFrame:
+        """What the layers and phases of a capture computed in its time.
 
-def least_times(program: Program, peaks: Peaks | None) -> pd.DataFrame:
-    """The operators with their least times.
+        Args:
+            rows: Columns ``layer``, ``phase``, ``calls`` and ``gpu_busy_ns``, of the capture.
+            steps: The capture's steps.
+            compiled: Layers and phases of which only products, convolutions and attention have a limit of their own.
 
-    Args:
-        program: What was counted.
-        peaks: The GPU's peaks; without them, times are NaN.
+        Returns:
+            With the index of `rows`: ``times``, how often what was counted ran, NaN if that is not known; ``flops`` and
+            ``model_flops``, the same without recomputation, and their times at the peak, ``peak_ns`` and
+            ``model_peak_ns``; ``dtypes``, the operations by data type; ``bytes``, ``dram_bytes``, ``limit_ns``,
+            ``compute_ns`` and ``fused_limit_ns``.
+        """
+        import pandas as pd
 
-    Returns:
-        The columns of `OPERATORS` in `nvprof_kit._trace.flops_file` and, in ns: ``peak_ns`` and ``least_peak_ns``, the
-        time of its operations at the peak, of all and of those that a causal mask leaves; ``memory_ns``, that of its
-        traffic at the bandwidth; ``limit_ns``, the longer of the latter two; and the parts of it in operators that are
-        limited by their operations (``compute_ns``) and in products, convolutions and attention (``products_ns``).
-    """
-    operators = program.counts.operators
-    flops, least_flops = operators["flops"].to_numpy(), operators["least_flops"].to_numpy()
-    peak = operators["dtype"].map(dict(peaks.flops) if peaks else {}).to_numpy(dtype=np.float64) / 1e9
-    is_product = flops > 0
-    at_peak, least_at_peak = (
-        np.where(is_product, flops / peak, 0.0),
-        np.where(is_product, least_flops / peak, least_flops),
-    )
-    memory = operators["dram_bytes"].to_numpy() / _bytes_per_ns(peaks)
-    limit = np.maximum(least_at_peak, memory)
-    table: pd.DataFrame = operators.assign(
-        peak_ns=at_peak, least_peak_ns=least_at_peak, memory_ns=memory, limit_ns=limit,
-        compute_ns=np.where(least_at_peak <= memory, 0.0, limit), products_ns=np.where(is_product, limit, 0.0),
-    )  # fmt: skip
-    return table
+        keys: list[Key] = [*zip(rows["layer"], rows["phase"], strict=True)]
+        times = np.array(
+            [
+                steps / self.counts.steps
+                if layer == NO_LAYER and steps and self.counts.steps
+                else calls / self.calls[layer, phase]
+                if self.calls[layer, phase] and (calls or layer == NO_LAYER)
+                else math.nan
+                for (layer, phase), calls in zip(keys, rows["calls"].tolist(), strict=True)
+            ]
+        )
+        only_inside = (rows["calls"].to_numpy() == 0) & (rows["layer"] != NO_LAYER).to_numpy()  # it did not run itself
+        of_range, of_row = self.members(keys)
+        times_of_key = dict(zip(keys, times.tolist(), strict=True))
+        range_times = np.array([times_of_key.get(key, math.nan) for key in self.keys])
+        weight = np.where(only_inside[of_row], range_times[of_range], 1.0)
+        ran = ~np.isnan(weight)
+        shares = csr_array((weight[ran], (of_row[ran], of_range[ran])), shape=(len(keys), len(self.keys)))
+        times[only_inside & (np.diff(shares.indptr) > 0)] = 1.0
 
-
-def _bytes_per_ns(peaks: Peaks | None) -> float:
-    return peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
-
-
-def _limited(program: Program, operators: pd.DataFrame, compiled: Collection[Key]) -> pd.DataFrame:
-    """The operators that have a limit of their own: in what torch.compile made, only products."""
-    if not compiled:
-        return operators
-    in_compiled = program.within(compiled.__contains__)[operators["range"]]
-    table: pd.DataFrame = operators[~in_compiled | (operators["flops"] > 0)]
-    return table
-
-
-def row_work(
-    program: Program, rows: pd.DataFrame, steps: int, peaks: Peaks | None, compiled: Collection[Key]
-) -> pd.DataFrame:
-    """What the layers and phases of a capture computed in its time.
-
-    Args:
-        program: What was counted.
-        rows: Columns ``layer``, ``phase``, ``calls`` and ``gpu_busy_ns``, of the capture.
-        steps: The capture's steps.
-        peaks: The GPU's peaks.
-        compiled: Layers and phases of which only products, convolutions and attention have a limit of their own.
-
-    Returns:
-        With the index of `rows`: ``times``, how often what was counted ran, NaN if that is not known; ``flops`` and
-        ``model_flops``, the same without recomputation, and their times at the peak, ``peak_ns`` and
-        ``model_peak_ns``; ``attention_flops``; ``dtypes``, the operations by data type; ``bytes``, ``dram_bytes``,
-        ``limit_ns``, ``compute_ns`` and ``fused_limit_ns``.
-    """
-    import pandas as pd
-
-    keys: list[Key] = [*zip(rows["layer"], rows["phase"], strict=True)]
-    times = np.array(
-        [
-            steps / program.counts.steps
-            if layer == NO_LAYER and steps and program.counts.steps
-            else calls / program.calls[layer, phase]
-            if program.calls[layer, phase] and (calls or layer == NO_LAYER)
-            else math.nan
-            for (layer, phase), calls in zip(keys, rows["calls"].tolist(), strict=True)
-        ]
-    )
-    only_inside = (rows["calls"].to_numpy() == 0) & (rows["layer"] != NO_LAYER).to_numpy()  # it did not run itself
-    of_range, of_row = program.members(keys)
-    times_of_key = dict(zip(keys, times.tolist(), strict=True))
-    range_times = np.array([times_of_key.get(key, math.nan) for key in program.keys])
-    weight = np.where(only_inside[of_row], range_times[of_range], 1.0)
-    of_range, of_row, weight = (values[~np.isnan(weight)] for values in (of_range, of_row, weight))
-    times[only_inside & (np.bincount(of_row, minlength=len(keys)) > 0)] = 1.0
-
-    def total(of_ranges: Floats) -> Floats:
-        return times * np.bincount(of_row, weights=of_ranges[of_range] * weight, minlength=len(keys))
-
-    operators = least_times(program, peaks)
-    limited = _limited(program, operators, compiled)
-    in_model = ~program.recomputes
-    work = {name: program.sums(operators[name]) for name in ("flops", "peak_ns")}
-    work |= {f"model_{name}": np.where(in_model, values, 0.0) for name, values in work.items()}
-    is_attention = operators["name"].str.contains("attention", regex=False)
-    work["attention_flops"] = program.sums(operators["flops"].where(is_attention, 0.0))
-    names = ("bytes", "dram_bytes", "limit_ns", "compute_ns")
-    work |= {name: program.sums(limited[name], limited["range"]) for name in names}
-    table: pd.DataFrame = pd.DataFrame({name: total(values) for name, values in work.items()}, index=rows.index)
-    dtypes = {dtype: total(program.sums(operators["flops"].where(operators["dtype"] == dtype, 0.0)))
-              for dtype in dict.fromkeys(operators["dtype"][operators["flops"] > 0])}  # fmt: skip
-    parts = [{dtype: values[row] for dtype, values in dtypes.items() if values[row] > 0} for row in range(len(keys))]
-    table["dtypes"] = pd.Series(parts, index=rows.index, dtype=object)
-    fused = Counter[Key]()
-    for key, bytes_ in zip(program.keys, program.counts.ranges["fused_bytes"].tolist(), strict=True):
-        fused[key] += bytes_
-    traffic = times * np.array([fused[key] for key in keys]) / _bytes_per_ns(peaks)
-    traffic = np.minimum(traffic, total(program.sums(operators["memory_ns"])))  # the L2 may hold some of it
-    fused_limit = np.maximum(total(program.sums(operators["least_peak_ns"])), traffic)
-    table["fused_limit_ns"] = np.where(only_inside, math.nan, fused_limit)
-    if not program.counts.has_bytes:
-        table[["bytes", "dram_bytes"]] = math.nan
-    if not program.counts.has_bytes or math.isnan(_bytes_per_ns(peaks)):
-        table[["limit_ns", "compute_ns", "fused_limit_ns"]] = math.nan
-    table["times"] = times
-    return table
+        operators, is_limited = self.operators, self.limited(compiled)
+        in_model = ~self.recomputes[operators["range"]]
+        flops = operators["flops"]
+        amounts = {name: operators[name] for name in ("flops", "peak_ns", "least_peak_ns", "memory_ns")}
+        amounts |= {f"model_{name}": operators[name].where(in_model, 0.0) for name in ("flops", "peak_ns")}
+        amounts |= {
+            name: operators[name].where(is_limited, 0.0) for name in ("bytes", "dram_bytes", "limit_ns", "compute_ns")
+        }
+        dtypes = operators["dtype"][flops > 0].unique()
+        amounts |= {f"flops {dtype}": flops.where(operators["dtype"] == dtype, 0.0) for dtype in dtypes}
+        totals = times[:, None] * (shares @ self.by_range(np.column_stack([*amounts.values()])))
+        table: pd.DataFrame = pd.DataFrame(totals, columns=[*amounts], index=rows.index)
+        by_dtype = table[[f"flops {dtype}" for dtype in dtypes]].set_axis([*dtypes], axis="columns")
+        parts = [{dtype: amount for dtype, amount in row.items() if amount > 0} for row in by_dtype.to_dict("records")]
+        table["dtypes"] = pd.Series(parts, index=rows.index, dtype=object)
+        fused = Counter[Key]()
+        for key, size in zip(self.keys, self.counts.ranges["fused_bytes"].tolist(), strict=True):
+            fused[key] += size
+        traffic = times * np.array([fused[key] for key in keys]) / self._bytes_per_ns
+        traffic = np.minimum(traffic, table["memory_ns"])  # the L2 may hold some of it
+        table["fused_limit_ns"] = np.maximum(table["least_peak_ns"], traffic).mask(only_inside)
+        if not self.counts.has_bytes:
+            table[["bytes", "dram_bytes"]] = math.nan
+        if not self.has_limits:
+            table[["limit_ns", "compute_ns", "fused_limit_ns"]] = math.nan
+        table["times"] = times
+        return table
 
 
 def work_per_step(
@@ -239,26 +225,22 @@ def work_per_step(
         counts: The counts of a program.
         info: Of a capture of the program.
         keys: Layers and phases of that capture. Work outside them all goes with its own layer and phase.
-        compiled: As in `row_work`.
+        compiled: As in `Program.of_rows`.
 
     Returns:
         By layer and phase ``flops`` (without what a causal mask leaves out), ``bytes``, ``limit_ns`` and
         ``products_ns``; empty if no steps or no traffic were counted.
     """
-    program = Program(counts)
     if not counts.steps or not counts.has_bytes:
         return {}
-    limited = _limited(program, least_times(program, peaks_of(info.gpus, capture=info.path)), compiled)
-    innermost = [key or own_key for key, own_key in zip(program.innermost(keys), program.keys, strict=True)]
-    amounts = limited[["least_flops", "bytes", "limit_ns", "products_ns"]].rename(columns={"least_flops": "flops"})
-    sums: dict[Key, dict[str, float]] = {}
-    for name in amounts:
-        for key, value in zip(
-            innermost, (program.sums(amounts[name], limited["range"]) / counts.steps).tolist(), strict=True
-        ):
-            row = sums.setdefault(key, {})
-            row[str(name)] = row.get(str(name), 0.0) + value
-    return sums
+    program = Program(counts, peaks_of(info.gpus, capture=info.path))
+    amounts = program.operators[["least_flops", "bytes", "limit_ns", "products_ns"]].to_numpy()
+    per_range = program.by_range(np.where(program.limited(compiled)[:, None], amounts, 0.0)) / counts.steps
+    sums: dict[Key, Floats] = {}
+    for key, own_key, values in zip(program.innermost(keys), program.keys, per_range, strict=True):
+        sums[key or own_key] = sums.get(key or own_key, 0.0) + values
+    names = ("flops", "bytes", "limit_ns", "products_ns")
+    return {key: dict(zip(names, values.tolist(), strict=True)) for key, values in sums.items()}
 
 
 def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> Layers:
@@ -272,7 +254,7 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
     info, rows = result.info, result.rows
     peaks = peaks_of(info.gpus if info.on_gpu else (), capture=info.path)
     compiled = compiled_rows(operations.trace, operations.attribution)
-    work = row_work(Program(counts), rows, result.steps.count, peaks, compiled)
+    work = Program(counts, peaks).of_rows(rows, result.steps.count, compiled)
     work["of_limit"] = work["limit_ns"] / rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
     amounts = work.rename(columns={"flops": "flop"})[[*LIMITS]].dropna(axis="columns", how="all")
     return replace(result, rows=rows.join(amounts), peaks=peaks)
