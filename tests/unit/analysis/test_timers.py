@@ -22,21 +22,49 @@ def log(folder: Path, rank: int, stages: list[tuple[str, int, int, int | None]])
     (folder / f"timer_rank{rank}.log").write_text("".join(lines))
 
 
-def steps(count: int, forward: list[int], backward: list[int], folder: Path, rotate: bool = False) -> Timers:
-    """Ranks whose steps of 100 ms are forward, backward and an optimizer for the rest."""
-    ranks = len(forward)
-    for rank in range(ranks):
-        stages = []
-        for step in range(count):
-            kind = (rank + step) % ranks if rotate else rank
-            ahead, back, start = forward[kind], backward[kind], 100 * step
-            stages += [
-                ("forward", start, ahead, ahead),
-                ("backward", start + ahead, back, back),
-                ("optimizer", start + ahead + back, 100 - ahead - back, 100 - ahead - back),
-            ]
+Stages = list[tuple[str, int, int, int | None]]
+
+
+def of_waits(waits: list[list[int]]) -> list[Stages]:
+    """Of each rank steps of 100 ms: forward, backward, which ends with a collective, and an optimizer of 5 ms; from the
+    rank's time in the collective's stage in each step.
+    """
+    return [
+        [
+            stage
+            for step, wait in enumerate(own)
+            for stage in (
+                ("forward", 100 * step, 95 - wait, 95 - wait),
+                ("backward", 100 * step + 95 - wait, wait, wait),
+                ("optimizer", 100 * step + 95, 5, 5),
+            )
+        ]
+        for own in waits
+    ]
+
+
+def barriers(late: Callable[[int], int]) -> list[Stages]:
+    """The ranks wait for each other in backward: nobody waits in the barrier behind it."""
+    return [
+        [
+            stage
+            for step in range(32)
+            for work in (50 if late(step) == rank else 10,)
+            for stage in (
+                ("forward", 100 * step, work, work),
+                ("backward", 100 * step + work, 70 - work, 70 - work),
+                ("barrier", 100 * step + 70, 1, 1),
+                ("optimizer", 100 * step + 71, 29, 29),
+            )
+        ]
+        for rank in range(4)
+    ]
+
+
+def timed(folder: Path, ranks: list[Stages], collective: tuple[str, ...] = ()) -> Timers:
+    for rank, stages in enumerate(ranks):
         log(folder, rank, stages)
-    return open_timers(folder).timers()
+    return open_timers(folder).timers(collective=collective)
 
 
 def test_statistics_skew_and_offsets(tmp_path: Path) -> None:
@@ -57,64 +85,38 @@ def test_statistics_skew_and_offsets(tmp_path: Path) -> None:
     assert by_rank["cpu_total_ns"].tolist() == [40e6, 40e6]
 
 
-def test_a_slow_rank_that_rotates_costs_as_much(tmp_path: Path) -> None:
+STALLS = [[80 - (step % 4 == rank) for step in range(31)] for rank in range(4)]
+STALLS[2] = [5 if step % 3 == 0 else 80 for step in range(31)]
+BAD_STEP = [[85] * 10 + [bad] + [85] for bad in (5, 1200)]
+VERDICTS: dict[str, tuple[list[Stages], tuple[str, ...], tuple[str, int | None, float], str]] = {
     # every rank is slow in an eighth of the steps: their means are equal, and yet each step loses 40 of 100 ms
-    verdict = steps(33, [10] * 7 + [50], [60] * 7 + [20], tmp_path, rotate=True).verdict
-    assert (verdict.severity, verdict.rank) == ("warning", None)
-    assert (verdict.gap_ns, verdict.score) == (40_000_000, pytest.approx(0.4))
-    assert verdict.reason.startswith("the slow rank rotates: in backward the median rank waits 40.0 % of a step longer")
-
-
-def of_waits(folder: Path, waits: list[list[int]]) -> Timers:
-    """Steps of 100 ms; each rank's time in the collective's stage in each step."""
-    for rank, own in enumerate(waits):
-        log(folder, rank, [("forward", 100 * s, 95 - w, 95 - w) for s, w in enumerate(own)]
-            + [("backward", 100 * s + 95 - w, w, w) for s, w in enumerate(own)]
-            + [("optimizer", 100 * s + 95, 5, 5) for s in range(len(own))])  # fmt: skip
-    return open_timers(folder).timers()
-
-
-def test_two_ranks_in_turn_are_not_one_straggler(tmp_path: Path) -> None:
-    turns = [[5 if s % 2 == rank else 80 for s in range(31)] for rank in (0, 1)]
-    verdict = of_waits(tmp_path, [*turns, [80] * 31, [80] * 31]).verdict
-    assert (verdict.severity, verdict.rank) == ("warning", None)
-    assert verdict.reason.startswith("ranks 0 and 1 are late in turn")
-
-
-def test_a_rank_that_stalls_now_and_then_is_named_if_it_is_always_the_one(tmp_path: Path) -> None:
-    # rank 2 stalls in every third step; in the other steps the ranks differ by a millisecond, another one each time
-    stalls = [5 if s % 3 == 0 else 80 for s in range(31)]
-    others = [[80 - (s % 4 == rank) for s in range(31)] for rank in range(4)]
-    verdict = of_waits(tmp_path, [others[0], others[1], stalls, others[3]]).verdict
-    # behind the warm-up 10 of 30 steps, of 75 ms: 25 ms a step
-    assert (verdict.severity, verdict.rank) == ("critical", 2)
-    assert verdict.gap_ns == pytest.approx(25e6, rel=0.05) and "in 10 of 30 steps" in verdict.reason
-
-
-def test_one_bad_step_is_no_straggler(tmp_path: Path) -> None:
+    "rotating": (of_waits([[20 if (rank + step) % 8 == 7 else 60 for step in range(33)] for rank in range(8)]), (),
+                 ("warning", None, 0.4), "the slow rank rotates: in backward the median rank waits 40.0 % of a step"),
+    "in turn": (of_waits([*([5 if step % 2 == rank else 80 for step in range(31)] for rank in (0, 1)), [80] * 31,
+                          [80] * 31]), (), ("warning", None, 0.75), "ranks 0 and 1 are late in turn"),
+    # rank 2 stalls in every third step, behind the warm-up 10 of 30, of 75 ms: 25 ms a step; in the other steps the
+    # ranks differ by a millisecond, another one each time
+    "stalls": (of_waits(STALLS), (), ("critical", 2, 0.25), "in 10 of 30 steps"),
     # behind the warm-up 11 steps; in one of them rank 1 waits 1,195 ms for rank 0: 109 ms a step, all of it in one
-    for rank, bad in enumerate([5, 1200]):
-        waits = [85] * 10 + [bad] + [85]
-        log(tmp_path, rank, [("backward", 2000 * s, w, w) for s, w in enumerate(waits)])
-    verdict = open_timers(tmp_path).timers().verdict
-    assert (verdict.severity, verdict.rank) == ("warning", None)
-    assert verdict.reason == "no straggler: call 10 alone makes up 100 % of the time lost in backward"
+    "one bad step": ([[("backward", 2000 * step, wait, wait) for step, wait in enumerate(own)] for own in BAD_STEP], (),
+                     ("warning", None, 1.0),
+                     "no straggler: call 10 alone makes up 100 % of the time lost in backward"),
+    "a barrier behind": (barriers(lambda step: 2), (), ("critical", 2, 0.4), "least in backward"),
+    "a barrier, in turn": (barriers(lambda step: step % 4), (), ("warning", None, 0.4), "in backward"),
+    "two together": (of_waits([[5] * 31, [6] * 31, *[[80] * 31] * 4]), (), ("critical", None, 0.75),
+                     "ranks 0 and 1 are the stragglers"),
+    "sharded": ([[(name, 100 * step + start, length, length) for step in range(25)
+                  for name, start, length in (("forward", 0, 10), ("backward", 10, wait))] for wait in (60, 20)],
+                ("forward", "backward"), ("warning", 1, 1.0), "rank 1 is the straggler"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("late", [lambda step: 2, lambda step: step % 4])
-def test_a_barrier_after_backward_does_not_hide_who_is_late(late: Callable[[int], int], tmp_path: Path) -> None:
-    # the ranks wait for each other in backward: nobody waits in the barrier
-    for rank in range(4):
-        stages = []
-        for s in range(32):
-            work = 50 if late(s) == rank else 10
-            stages += [("forward", 100 * s, work, work), ("backward", 100 * s + work, 70 - work, 70 - work)]
-            stages += [("barrier", 100 * s + 70, 1, 1), ("optimizer", 100 * s + 71, 29, 29)]
-        log(tmp_path, rank, stages)
-    verdict = open_timers(tmp_path).timers().verdict
-    # 40 of 100 ms a step
-    assert (verdict.collective, verdict.score) == (("backward",), pytest.approx(0.4))
-    assert verdict.rank == (2 if late(1) == 2 else None)
+@pytest.mark.parametrize("name", VERDICTS)
+def test_who_is_late(name: str, tmp_path: Path) -> None:
+    ranks, collective, (severity, late_rank, score), reason = VERDICTS[name]
+    verdict = timed(tmp_path, ranks, collective).verdict
+    assert (verdict.severity, verdict.rank, reason in verdict.reason) == (severity, late_rank, True), verdict
+    assert verdict.score == pytest.approx(score, rel=0.06) or name in ("one bad step", "sharded")
 
 
 def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
@@ -126,16 +128,6 @@ def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
         )
     (warning,) = open_timers(tmp_path).timers().warnings
     assert warning.startswith("the clock of rank 1 went 3600.00 s forward against the others' during the run")
-
-
-def test_fsdp_is_a_warning_at_most(tmp_path: Path) -> None:
-    for rank, (work, wait) in enumerate([(10, 60), (10, 20)]):
-        log(
-            tmp_path,
-            rank,
-            [(n, 100 * s + o, d, d) for s in range(25) for n, o, d in [("forward", 0, work), ("backward", 10, wait)]],
-        )
-    assert open_timers(tmp_path).timers(collective=("forward", "backward")).verdict.severity == "warning"
 
 
 def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
@@ -173,7 +165,7 @@ def test_bad_input_is_one_line(name: str | None, text: str, complaint: str, tmp_
 
 
 def test_the_report_and_the_timeline(tmp_path: Path) -> None:
-    result = steps(25, [10, 10, 40, 10], [50, 50, 20, 50], tmp_path)
+    result = timed(tmp_path, of_waits([[50] * 25, [50] * 25, [20] * 25, [50] * 25]))
     console = Console(file=io.StringIO(), width=140)
     console.print(result)
     text = console.file.getvalue()
@@ -182,9 +174,3 @@ def test_the_report_and_the_timeline(tmp_path: Path) -> None:
     axes = result.figure().axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert {text.get_text() for text in axes.get_legend().get_texts()} == {"forward", "backward", "optimizer"}
-
-
-def test_two_ranks_late_together_are_both_named(tmp_path: Path) -> None:
-    verdict = of_waits(tmp_path, [[5] * 31, [6] * 31, *[[80] * 31] * 4]).verdict
-    assert (verdict.severity, verdict.rank) == ("critical", None)
-    assert verdict.reason.startswith("ranks 0 and 1 are the stragglers")
