@@ -1,13 +1,11 @@
 """One page about one or several captures: a single file that loads nothing from the network.
 
 The page has a size budget, which the first captures share. If the page is still too large, the last of them only
-appear in the comparison. The page lists all omissions, with the command that shows the data. All times of what it draws
-are integers in nanoseconds.
+appear in the comparison. The page lists all omissions, with the command that shows the data.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,28 +13,36 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.advise.advise import Advice, advise
-from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.attribution.steps import (
     StepOptions,
     instance_of,
-    median_place,
     slowest_step,
     step_times,
     typical_step,
 )
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
-from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.layers.layers import Layers, layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
 from nvprof_kit._analysis.layers.sums import Cells
 from nvprof_kit._analysis.timeline import Timeline, timeline
+from nvprof_kit._report.page.figures import (
+    class_bars,
+    drawn_kernels,
+    drawn_memory,
+    drawn_roofline,
+    headlines,
+    kernel_table,
+    limit_bars,
+    phase_split,
+)
 from nvprof_kit._report.page.table import PageRows, PageTable, comparison, layer_table, page_table, parents_of
 from nvprof_kit._report.page.template import render, short_text
 from nvprof_kit._report.page.timeline import MAX_BOXES, Drawing, ShownStep, drawn_timeline
-from nvprof_kit._report.text.layers import capitalized, layers_by_step, left_out_lines, row_names, time_name
+from nvprof_kit._report.text.layers import layers_by_step, left_out_lines, row_names, time_name
 from nvprof_kit._report.text.table import capture_facts
-from nvprof_kit._report.text.texts import Milliseconds, is_missing, percent, saving
+from nvprof_kit._report.text.texts import is_missing, percent, saving
 from nvprof_kit.issues import printed
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
@@ -59,12 +65,6 @@ MAX_ROWS = 2_000
 
 MAX_CELLS = 200_000
 """Maximum number of cells (layers times steps) on the page; the costliest layers are kept."""
-
-MAX_LIMIT_BARS = 16
-"""Maximum number of kinds of layers with a bar of time over limit; those furthest above their limit have one."""
-
-LEAST_DOT = 0.002
-"""Kinds of layers have a dot in the roofline if their products take this share of their limit, and they of all time."""
 
 MAX_TITLES = 4
 """Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
@@ -168,7 +168,7 @@ def sheet_of(
     page_rows = PageRows.of(result.tree, MAX_ROWS // of)
     columns, rows, total = layer_table(result, page_rows, memory, flops)
     is_counted = result.steps.of_ops(attribution)
-    kernels = _kernel_table(operations, is_counted)
+    kernels = kernel_table(operations, is_counted)
     measures = {"time": time_name(result)}
     for measure, name in (("kept", "memory kept by a forward"), ("cuda", "memory taken from CUDA")):
         if memory is not None and (memory[f"{measure}_bytes"].fillna(0) > 0).any():
@@ -183,8 +183,8 @@ def sheet_of(
         "path": path,
         "short_path": _short_path(path),
         "facts": capture_facts(result.info, summary.all_steps, summary.steps),
-        "headlines": _headlines(result, times, shown_steps[0], idle, flops),
-        "split": _phase_split(result),
+        "headlines": headlines(result, times, shown_steps[0], idle, flops),
+        "split": phase_split(result),
         "warnings": (*left_out_lines(result), *printed(result.warnings)),
         "findings": [] if advice is None else _linked(advice, result, shown_steps),
         "unit": "Milliseconds per step" if summary.steps > 1 else "Milliseconds",
@@ -202,8 +202,8 @@ def sheet_of(
         "tables": tables,
         "left_out": left_out,
         "has_steps": summary.steps > 0,
-        "limits": _limit_bars(flops),
-        "classes": _class_bars(kernels, summary.steps) if on_gpu else [],
+        "limits": limit_bars(flops),
+        "classes": class_bars(kernels, summary.steps) if on_gpu else [],
         "unmatched": operations.classes.warnings(int(kernels["total_ns"].sum())) if on_gpu else (),
     }
     drawing, tree = Drawing(), result.tree.iloc[page_rows.rows]
@@ -219,11 +219,11 @@ def sheet_of(
             **{phase: tree[f"{phase}_ns"].tolist() for phase in (*LAYER_PHASES, "other", "total")},
         },
         "folds": [{"name": short_text(group.label), "rows": group.rows} for group in page_rows.folds.values()],
-        "memory": None if memory is None else _drawn_memory(memory.iloc[page_rows.rows], parents),
+        "memory": None if memory is None else drawn_memory(memory.iloc[page_rows.rows], parents),
         "bySteps": _drawn_steps(result, times, page_rows.rows, drawing, MAX_CELLS // of) if len(times) else None,
         "timeline": drawn_timeline(drawn, shown_steps, drawing, MAX_BOXES // of),
-        "roofline": _drawn_roofline(flops),
-        "kernels": _drawn_kernels(kernels, drawing, MAX_KERNELS // of) if len(trace.ops) else None,
+        "roofline": drawn_roofline(flops),
+        "kernels": drawn_kernels(kernels, drawing, MAX_KERNELS // of) if len(trace.ops) else None,
     }
     return Sheet(result, variables, {**data, "texts": list(map(short_text, drawing.texts)), "block": drawing.packed()})
 
@@ -345,170 +345,4 @@ def _drawn_steps(
         },
         "layers": costliest.tolist(),
         "cells": drawing.add(by_layer[costliest].ravel()),
-    }
-
-
-# ---------------------------------------------------------------- figures and bars
-
-
-def _headlines(
-    result: Layers, times: pd.DataFrame, first: ShownStep, idle: pd.DataFrame, flops: Flops | None
-) -> list[tuple[str, str, str]]:
-    """The numbers at the top of the page: label, value, details. Idle is the time of the step that is shown first."""
-    summary = result.summary
-    several = summary.steps > 1
-    label = capitalized(time_name(result)) + (" per step" if several else "")
-    total = Milliseconds.for_total(summary.total_ns, max(summary.steps, 1)).with_unit(summary.total_ns)
-    lines = [(label, total, f"{summary.ops:,} operations" + (f" in {summary.steps} steps" if several else ""))]
-    if len(times):
-        lengths = times["wall_ns"].to_numpy()[result.steps.shown]
-        ms = Milliseconds.for_total(int(lengths.max()))
-        range_of_steps = f"{ms(int(lengths.min()))} to {ms.with_unit(int(lengths.max()))}"
-        lines.append(("Median step", ms.with_unit(int(lengths[median_place(lengths)])), range_of_steps))
-    if result.info.on_gpu:
-        share = percent(idle["idle_ns"].sum() / max((idle["end_ns"] - idle["start_ns"]).sum(), 1))
-        where = f"of step {first.number}" if first.number is not None else "of the capture"
-        lines.append(("GPU idle", share, where + (f", {len(idle)} GPUs" if len(idle) > 1 else "")))
-    if flops is not None and not math.isnan(flops.whole.mfu):
-        rate = f"{flops.whole.flops / max(flops.whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
-        note = "above the peak: `nvprof-kit flops` says why" if flops.whole.above_the_peak else rate
-        lines.append(("MFU", percent(flops.whole.mfu), f"{note}; {percent(flops.whole.busy_mfu)} while the GPU works"))
-    of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
-    lines.append(("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
-    rows = result.rows
-    self_ns = rows[rows["layer"] != NO_LAYER].groupby("layer", sort=False)["gpu_self_ns"].sum()
-    if len(self_ns):
-        share = percent(self_ns.max() / max(summary.total_ns, 1))
-        lines.append(("Costliest layer by its own work", str(self_ns.idxmax()), share))
-    return lines
-
-
-def _phase_split(result: Layers) -> list[dict[str, Any]]:
-    """The total time by phase of the loop, without empty phases."""
-    by_phase = result.rows.groupby("phase")["gpu_self_ns"].sum().sort_values(ascending=False, kind="stable")
-    by_phase = by_phase[by_phase > 0]
-    total_ns = max(result.summary.total_ns, 1)
-    ms = Milliseconds.for_total(total_ns, max(result.summary.steps, 1))
-    return [
-        {
-            "phase": phase,
-            "colour": phase if phase in LAYER_PHASES else "other",
-            "ns": int(by_phase[phase]),
-            "time": ms.with_unit(int(by_phase[phase])),
-            "percent": percent(by_phase[phase] / total_ns),
-        }
-        for phase in dict.fromkeys((*(phase for phase in LAYER_PHASES if phase in by_phase), *by_phase.index))
-    ]
-
-
-def _class_bars(kernels: pd.DataFrame, steps: int) -> list[dict[str, Any]]:
-    """A row for each kernel class: name, time per step, percent, and bar width in percent."""
-    times = kernels.groupby("kernel_class", observed=True)["total_ns"].sum()
-    times = times[times > 0].sort_values(ascending=False, kind="stable")
-    total, longest = int(times.sum()), int(times.max()) if len(times) else 0
-    time = Milliseconds.for_total(total, max(steps, 1)).with_unit
-    return [
-        {"name": name, "time": time(ns), "percent": percent(ns / total), "width": 100 * ns / longest}
-        for name, ns in times.items()
-    ]
-
-
-def _limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
-    """A row for each kind of layer and phase: its time, the least time of its work, and the bar's widths in percent."""
-    if flops is None or (kinds := flops.kinds().head(MAX_LIMIT_BARS)).empty:
-        return []
-    longest = kinds["gpu_busy_ns"].max()
-    ms = Milliseconds.for_total(int(longest), max(flops.whole.steps, 1))
-    return [
-        {
-            **row,
-            "time": ms(row["gpu_busy_ns"]),
-            "limit": ms(round(row["limit_ns"])),
-            "fused": ms(round(row["fused_limit_ns"])),
-            "of_limit": percent(row["limit_ns"] / row["gpu_busy_ns"]),
-            "limit_width": 100 * min(row["limit_ns"], row["gpu_busy_ns"]) / longest,
-            "excess_width": 100 * max(row["excess_ns"], 0) / longest,
-        }
-        for row in kinds.to_dict("records")
-    ]
-
-
-def _drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
-    """The roofline of the kinds of layers that multiply matrices; None without one."""
-    if flops is None or flops.peaks is None:
-        return None
-    kinds = flops.kinds()
-    kinds["dtype"] = [dtype.partition("+")[0] for dtype in kinds["dtype"]]
-    at_peak_ns = 1e9 * kinds["flops"] / kinds["dtype"].map(flops.peaks.flops)
-    is_drawn = (at_peak_ns > LEAST_DOT * kinds["limit_ns"]) & (kinds["dram_bytes"] > 0)
-    kinds = kinds[is_drawn & (kinds["gpu_busy_ns"] > LEAST_DOT * kinds["gpu_busy_ns"].sum())]
-    if kinds.empty:
-        return None
-    return {
-        "gpu": flops.peaks.name,
-        "measured": bool(flops.peaks.measured),
-        "bandwidth": flops.peaks.bandwidth,
-        "peaks": {dtype: flops.peaks.flops[dtype] for dtype in kinds["dtype"].unique()},
-        "steps": max(flops.whole.steps, 1),
-        "points": [
-            {
-                "name": f"{row['kind']} {row['phase']}",
-                "phase": row["phase"] if row["phase"] in LAYER_PHASES else "other",
-                "layer": row["layer"],
-                "time": row["gpu_busy_ns"],
-                "limit": row["limit_ns"],
-                "intensity": row["flops"] / row["dram_bytes"],
-                "rate": 1e9 * row["flops"] / row["gpu_busy_ns"],
-            }
-            for row in kinds.to_dict("records")
-        ],
-    }
-
-
-def _drawn_memory(memory: pd.DataFrame, parents: list[int]) -> dict[str, Any]:
-    """Memory of each row of the tree, and its drawn width: at least the sum of its children."""
-    drawn = {str(name).removesuffix("_bytes"): column.fillna(0).tolist() for name, column in memory.items()}
-    for measure in ("kept", "cuda"):
-        in_children = [0] * len(parents)
-        width = in_children.copy()
-        for row in range(len(parents) - 1, -1, -1):  # children follow their parent
-            width[row] = max(drawn[measure][row], in_children[row])
-            if parents[row] >= 0:
-                in_children[parents[row]] += width[row]
-        drawn[f"{measure}_width"] = width
-    return drawn
-
-
-# ---------------------------------------------------------------- kernels
-
-
-def _kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
-    """The operations that count by name, layer and phase.
-
-    Returns:
-        name, kernel_class, layer, phase, calls, total_ns, min_ns, max_ns; the costliest first.
-    """
-    import pandas as pd
-
-    ops = operations.trace.ops
-    layer, phase = op_owners(operations.attribution)
-    classes = pd.Categorical.from_codes(operations.classes.code, pd.Index(list(CLASSES)))
-    columns = {"name": ops["name"].array, "kernel_class": classes, "layer": layer, "phase": phase}
-    frame = pd.DataFrame({**columns, "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()})[is_counted]
-    amounts = {"calls": ("ns", "size"), "total_ns": ("ns", "sum"), "min_ns": ("ns", "min"), "max_ns": ("ns", "max")}
-    rows = frame.groupby(list(columns), sort=False, observed=True, as_index=False).agg(**amounts)
-    kernels: pd.DataFrame = rows.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
-    return kernels
-
-
-def _drawn_kernels(table: pd.DataFrame, drawing: Drawing, limit: int) -> dict[str, Any]:
-    """The table of kernels as columns of a drawing, and a sentence about omissions."""
-    rows, omitted, total_ns = table.iloc[:limit], table.iloc[limit:], int(table["total_ns"].sum())
-    gone = 100 * omitted["total_ns"].sum() / max(total_ns, 1)
-    return {
-        **{name: drawing.add_texts(rows[name]) for name in ("name", "kernel_class", "layer", "phase")},
-        **{name: drawing.add(rows[f"{name}_ns"]) for name in ("total", "min", "max")},
-        "calls": drawing.add(rows["calls"]),
-        "whole": total_ns,
-        "note": f"{len(omitted):,} more rows, {gone:.2f} % of the time, are not on the page" if len(omitted) else "",
     }
