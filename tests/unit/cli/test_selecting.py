@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
+from nvprof_kit import StepOptions
 from nvprof_kit._cli import group
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, in_order, printed
@@ -241,16 +242,13 @@ def test_metrics_of_some_steps() -> None:
 
 
 def test_plots_of_some_steps(capture: str, tmp_path: Path) -> None:
-    import nvprof_kit
-    from nvprof_kit import StepOptions
-
     opened = nvprof_kit.open(capture)
     own = opened.plot("layers", steps=StepOptions(first=2)).rows
     assert own[own["layer"] == "layers.3"]["gpu_self_ns"].tolist() == [300]
     shown = opened.plot("timeline", steps=StepOptions(first=2)).rows
     assert int(shown["start_ns"].min()) >= 200_000
-    with pytest.raises(UsageError, match="no step 0"):
-        opened.plot("timeline", step=0, steps=StepOptions(first=1))
+    with pytest.raises(UsageError, match="needed is one of them"):
+        opened.plot("timeline", step=1, steps=StepOptions(first=1))
     table("plot", capture, "--view", "timeline", "--steps", "1:", "-o", str(tmp_path / "out.png"))
 
 
