@@ -79,7 +79,7 @@ class DiffusionBlock(nn.Module):
 
 
 def models() -> tuple[nn.ModuleDict, dict[str, Callable[[], torch.Tensor]]]:
-    """Models of usual width, whose products have one operand that half of the L2 holds, and what makes their losses."""
+    """Models of usual width, and what makes their losses."""
     width, vocabulary = scaled(2048), scaled(8000)
 
     def tokens(batch: int, length: int) -> torch.Tensor:
