@@ -39,7 +39,7 @@ LETTERS = {
 METAVARS = {
     **{"captures": "CAPTURE...", "command": "-- python PROGRAM [ARGUMENT]...", "program": "-- PROGRAM [ARGUMENT]..."},
     **{"also": "REGEX", "collective": "STAGE", "domain": "NAME", "layer": "PATH"},
-    **{"fail_on": "TARGET:+N%", "limit": "SECONDS", "max_memory": "MB", "part": "I/N"},
+    **{"fail_on": "TARGET:+N%", "max_memory": "MB", "part": "I/N"},
     **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
     **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "maps": "FOLDER", "process": "RANK"},
     **dict.fromkeys(("capture", "counts", "kernel_rules", "model", "script"), "FILE"),

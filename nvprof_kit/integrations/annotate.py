@@ -30,6 +30,9 @@ from nvprof_kit._instrument.patches import (
 
 VARIABLE = "NVPROF_KIT_ANNOTATE"
 
+RECORD = "NVPROF_KIT_RECORD"
+"""The settings with which a process records itself."""
+
 FIRST = "NVPROF_KIT_ANNOTATE_FIRST"
 """Process id of the first process; child processes that call no module (launchers, compilers) report nothing."""
 
@@ -47,27 +50,31 @@ PATIENCE = 64
 
 
 def environment(
-    environ: Mapping[str, str] | None = None, *, annotate: bool = True, count: str | None = None
+    environ: Mapping[str, str] | None = None, *, annotate: bool = True, count: str = "", record: str = ""
 ) -> dict[str, str]:
-    """The environment variables that annotate a program, or count a step of it, without a change of the program.
+    """The environment variables that annotate, count or record a program without a change of it.
 
     Args:
         environ: The current environment; `os.environ` by default.
         annotate: Whether to annotate the models: ``NVPROF_KIT_ANNOTATE``.
         count: File to count the second step into: ``NVPROF_KIT_COUNT``.
+        record: Settings with which it is recorded: ``NVPROF_KIT_RECORD``.
 
     Returns:
         These variables and ``PYTHONPATH``, whose existing entries are kept at the end; none if nothing is to be done.
     """
     environ = os.environ if environ is None else environ
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != str(SITE)]
-    added = ({VARIABLE: "1"} if annotate else {}) | ({COUNT: count} if count else {})
+    purposes = {VARIABLE: "1" if annotate else "", COUNT: count, RECORD: record}
+    added = {name: value for name, value in purposes.items() if value}
     return {**added, "PYTHONPATH": os.pathsep.join([str(SITE), *folders])} if added else {}
 
 
 def install() -> None:
-    """Watch for models, and count a step, once this process imports torch; does not raise."""
+    """Record this process, count a step and watch for models once it imports torch; does not raise."""
     try:
+        if os.environ.get(RECORD):
+            after_import("torch", lambda _torch: _record())
         if os.environ.get(COUNT):
             after_import("torch", lambda _torch: count_second_step())
         if os.environ.get(VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
@@ -81,6 +88,12 @@ def say(text: str) -> None:
     """Print a line to stderr."""
     with suppress(OSError, ValueError):
         print(f"nvprof-kit annotate: {text}", file=sys.stderr, flush=True)
+
+
+def _record() -> None:
+    from nvprof_kit._capture.recorder.recording import begin_recording
+
+    begin_recording(RECORD)
 
 
 def _start() -> None:

@@ -127,5 +127,5 @@ class TestRecording:
     def test_a_program_without_torch(self, tmp_path: Path) -> None:
         done = record(tmp_path, "-c", "print(1)")
         assert (done.returncode, done.stdout) == (1, "1\n")  # nothing was captured
-        assert "never imported torch: nothing was recorded, run.json is not written" in done.stderr
+        assert "nothing was recorded, run.json is not written" in done.stderr
         assert not (tmp_path / "run.json").exists()

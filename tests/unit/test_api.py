@@ -187,7 +187,7 @@ ELSEWHERE = {
     "recipes": {"skill": ""},
     # the program that records itself decides these
     "record": {
-        **dict.fromkeys(("force", "limit", "max-memory", "annotate"), ""),
+        **dict.fromkeys(("force", "max-memory", "annotate"), ""),
         "count": "count_flops:path",
     },
 }

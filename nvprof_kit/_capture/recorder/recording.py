@@ -1,22 +1,32 @@
-"""The recording of ``nvprof-kit record``: its start, its end, and its messages."""
+"""The recording of ``nvprof-kit record``: each process that imports torch begins one, as the environment says.
+
+The program is the same as without the recorder: ``sys.argv``, ``sys.path``, ``__main__``, exit status, death by a
+signal. The recording starts after the program has imported torch, so that earlier setup, such as
+``CUDA_VISIBLE_DEVICES`` in ``os.environ``, still takes effect.
+"""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
-from nvprof_kit._capture.recorder.record import RecordOptions, Traces, record
+from nvprof_kit._capture.recorder.record import RecordOptions, Traces, of_rank, record
+from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
 from nvprof_kit._instrument.patches import skip_compiling
+from nvprof_kit.errors import NvprofKitError
 
 NOTHING_COUNTED = (
     "nothing was counted: the program ran no second step, or the capture began in it; add --annotate, or mark its "
@@ -26,27 +36,72 @@ NOTHING_COUNTED = (
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
-
-@dataclass(frozen=True)
-class Limits:
-    """Which part of a program to record.
-
-    Attributes:
-        schedule: Which steps, in the format of `Schedule.parse`; '' for all.
-        seconds: Maximum length of the recording in seconds; 0 for no limit.
-        memory_mb: Maximum growth of the process's memory since its first step, in MB, checked after each step; 0 for no
-            limit.
-    """
-
-    schedule: str = ""
-    seconds: float = 0
-    memory_mb: int = 500
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed", "colossalai")
+"""How the names of programs and modules begin that import torch and start the ranks to record."""
 
 
 def say(text: str) -> None:
     """Print a message for the user on stderr."""
     with suppress(OSError):  # a closed stderr must not change the program's exit status
         print(f"nvprof-kit record: {text}", file=sys.stderr, flush=True)
+
+
+def begin_recording(variable: str) -> None:
+    """Record this process, which has imported torch, as a variable of the environment says, but not its children."""
+    if any(Path(word).name.startswith(LAUNCHERS) for word in sys.orig_argv[1:4]):
+        return
+    settings = json.loads(os.environ.pop(variable, "null"))
+    if settings is None:
+        return
+    path = of_rank(Path(settings["path"]))
+    if path.exists():
+        say(f"process {os.getpid()} is not recorded: another process of the program has written {path.name}")
+        return
+    options = RecordOptions(**settings["options"])
+    recording = Recording(str(path), options, settings["schedule"], settings["memory_mb"])
+    try:
+        recording.begin()
+    except NvprofKitError as error:
+        say(str(error))
+    else:
+        _end_before_leaving(recording)
+
+
+def _end_before_leaving(recording: Recording) -> None:
+    """Write the trace at exit, also at those that skip Python's: signals, ``os._exit`` and ``os.exec*``."""
+    process = os.getpid()
+    atexit.register(recording.finish)
+
+    def first(leave: Callable[..., NoReturn], how: str) -> Callable[..., NoReturn]:
+        def ended(*args: Any) -> NoReturn:
+            if os.getpid() == process:
+                recording.end()
+                if how != "_exit":
+                    say(f"the program becomes another by os.{how}, which is not recorded")
+            leave(*args)
+
+        return ended
+
+    for name in ("_exit", "execv", "execve"):  # all other exec functions of os call these
+        setattr(os, name, first(getattr(os, name), name))
+
+    def killed(number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            recording.end()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(number, killed)
+
+    def leave_in_child() -> None:
+        # what C runs at exit hangs in a forked process while PyTorch's profiler is active
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "on_exit"):
+            libc.on_exit(libc._exit, None)
+
+    os.register_at_fork(after_in_child=leave_in_child)
 
 
 class Recording:
@@ -57,17 +112,16 @@ class Recording:
     Args:
         path: The trace; with several windows, each trace is numbered.
         options: What to record.
-        limits: Which part of the program to record.
-
-    Attributes:
-        shown: The trace's name in messages.
+        schedule: Which steps, in the format of `Schedule.parse`; '' for all.
+        memory_mb: Maximum growth of the process's memory since its first step, in MB, checked after each step; 0 for no
+            limit.
     """
 
-    def __init__(self, path: str, options: RecordOptions, limits: Limits) -> None:
+    def __init__(self, path: str, options: RecordOptions, schedule: str, memory_mb: int) -> None:
         self._path = path
-        self.shown = min(path, os.path.relpath(path), key=len)
         self._options = options
-        self._limits = limits
+        self._schedule = schedule
+        self._memory_mb = memory_mb
         self._recorder: record | None = None
         self._windows: Windows | None = None
         self._undo: list[Callable[[], None]] = []
@@ -75,17 +129,16 @@ class Recording:
         self._steps = 0
         self._base = 0
         self._began = self._wrote = self._empty = False
-        self._thread = 0
+        self._thread = threading.get_ident()
         self._pid = os.getpid()
 
     def begin(self) -> None:
-        """Called when torch has been imported."""
-        self._thread = threading.get_ident()
+        """Begin to record, or to wait for what the schedule says."""
         loop.on_step = lambda: self._count(loop.step, ends=False)
         self._undo.append(lambda: setattr(loop, "on_step", None))
         self._undo.append(after_optimizer_steps(lambda optimizer: self._count(id(optimizer), ends=True)))
-        if self._limits.schedule:
-            schedule = Schedule.parse(self._limits.schedule)
+        if self._schedule:
+            schedule = Schedule.parse(self._schedule)
             traces = Traces(self._path, schedule.repeat != 1, self._options, self._announce)
             self._windows = Windows(schedule, traces)
             self._windows.__enter__()
@@ -131,34 +184,28 @@ class Recording:
         steps = f", steps {window.first_step} to {window.last_step}" if window is not None else ""
         say(f"wrote {name}{steps}; next: nvprof-kit layers {name}")
 
-    def nothing(self) -> str:
-        """Why there is no trace at the program's end; '' if there is one, or if the reason was already printed."""
-        if self._limits.schedule and not self._wrote:
+    def finish(self) -> None:
+        """Write the trace at the program's end, and say why there is none."""
+        if os.getpid() != self._pid:
+            return
+        self.end()
+        if self._schedule and not self._wrote:
             steps = f"it took {self._steps} steps" if self._steps else "no step of nvprof_kit.step or an optimizer ran"
-            return f"nothing was recorded by the schedule {self._limits.schedule}: {steps}"
-        if self._options.stacks and not self._limits.schedule and not self._began:
-            return "no module was called, which is when a recording with stacks begins: nothing was recorded"
-        if self._empty:
-            return (
-                f"this process ran nothing of PyTorch: nothing was recorded, {self.shown} is not written; of other "
-                "processes only the ranks of torchrun and accelerate launch are recorded"
+            say(f"nothing was recorded by the schedule {self._schedule}: {steps}")
+        elif self._options.stacks and not self._schedule and not self._began:
+            say("no module was called, which is when a recording with stacks begins: nothing was recorded")
+        elif self._empty:
+            say(
+                "this process ran nothing of PyTorch: nothing was recorded; of the processes that it starts none is "
+                "recorded"
             )
-        return ""
-
-    # begin
+        if awaits_second_step():
+            say(NOTHING_COUNTED)
 
     def _record(self) -> None:
         self._recorder = record(self._path, **vars(self._options))
         self._recorder.__enter__()
         self._began = True
-        if self._limits.seconds:
-            why = f"after {self._limits.seconds:g} s, as --limit says"
-            deadline = threading.Timer(self._limits.seconds, self._end_on_main_thread, [why])
-            deadline.daemon = True
-            deadline.start()
-            self._undo.append(deadline.cancel)
-
-    # steps
 
     def _count(self, source: object, *, ends: bool) -> None:
         """A source signals the end of a step, or the begin of one, which ends the one before."""
@@ -171,7 +218,7 @@ class Recording:
         if self._windows is not None:
             self._windows.step()
             return
-        if self._recorder is None or not self._limits.memory_mb:
+        if self._recorder is None or not self._memory_mb:
             return
         try:
             grown = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES - self._base
@@ -179,32 +226,12 @@ class Recording:
             grown = -self._base
         if not self._base:
             self._base = grown
-        elif grown > self._limits.memory_mb * 10**6:
-            self._end_early(
-                f"after {self._steps} steps, in which the process grew by {grown // 10**6} MB; --max-memory sets the "
-                "limit, --schedule 50:60 records a few steps"
+        elif grown > self._memory_mb * 10**6:
+            say(
+                f"the recording ended after {self._steps} steps, in which the process grew by {grown // 10**6} MB; "
+                "--max-memory sets the limit, --schedule 50:60 records a few steps; the program continues"
             )
-
-    # limits
-
-    def _end_early(self, why: str) -> None:
-        if self._recorder is None:
-            return
-        say(f"the recording ended {why}; the program continues")
-        self.end()
-
-    def _end_on_main_thread(self, why: str) -> None:
-        """End the recording between two bytecodes of the thread that started it; PyTorch requires that thread to stop
-        it.
-        """
-
-        def pending(_: object) -> int:
-            if threading.get_ident() == self._thread and os.getpid() == self._pid:
-                self._end_early(why)
-            return 0
-
-        self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(pending)
-        ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+            self.end()
 
 
 def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:

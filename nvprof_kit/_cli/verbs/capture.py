@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -210,14 +211,13 @@ def stop(**options: Any) -> None:
 CAPTURE.verb("nvprof-kit session status", name="status", under=session)(print_status)
 
 
-@CAPTURE.verb("nvprof-kit record -o run.json.gz -- python train.py", ignore_unknown_options=True)
+@CAPTURE.verb("nvprof-kit record -o run.json.gz -- python train.py")
 def record(
     command: tuple[str, ...],
     *,
     output: str = "run.json.gz",
     force: bool = False,
     schedule: str = "",
-    limit: float = 0,
     max_memory: int = 500,
     annotate: bool | None = None,
     count: bool = False,
@@ -227,15 +227,14 @@ def record(
 ) -> None:
     """Run a Python program under PyTorch's profiler, for machines without Nsight Systems.
 
-    The trace contains the layers of annotated models; read it with nvprof-kit layers. Under torchrun or accelerate
-    launch, each rank writes its own trace. The exit status is the program's.
+    The trace contains the layers of annotated models; read it with nvprof-kit layers. Each rank of a launcher
+    (torchrun, accelerate, deepspeed, mpirun, srun) writes its own. The exit status is the program's.
 
     Options:
         output: Trace file, .json or .json.gz.
         force: Overwrite existing traces.
         schedule: Record some steps: 50:60, early, stable, periodic, or skip_first=50,active=10,repeat=2. Steps are
             those of nvprof_kit.step, or else optimizer steps.
-        limit: Stop recording after this time.
         max_memory: Stop recording when the process has grown by this much since its first step; 0 for no limit. PyTorch
             needs about six times as much memory to write the trace.
         annotate: Annotate the model without changing the program. By default only with --stacks, which else names
@@ -247,23 +246,16 @@ def record(
         memory: Record each allocation and release.
     """
     from nvprof_kit._capture.recorder.launch import record_program
-    from nvprof_kit._capture.recorder.record import RecordOptions
-    from nvprof_kit._capture.recorder.recording import Limits
     from nvprof_kit.integrations.annotate import environment
 
-    path = Path(output)
-    counts = path.absolute().with_name(f"{path.name.partition('.json')[0]}.flops.json") if count else None
+    path = Path(output).absolute()
+    counts = path.with_name(f"{path.name.partition('.json')[0]}.flops.json") if count else None
     if counts is not None:
         _remove_counts(counts, force=force)
-    environ = environment(annotate=stacks if annotate is None else annotate, count=str(counts or ""))
-    record_program(
-        path,
-        RecordOptions(stacks, shapes, memory),
-        command,
-        Limits(schedule, limit, max_memory),
-        force=force,
-        environ=environ,
-    )
+    recorded = {"stacks": stacks, "shapes": shapes, "memory": memory}
+    settings = json.dumps({"path": str(path), "options": recorded, "schedule": schedule, "memory_mb": max_memory})
+    environ = environment(annotate=stacks if annotate is None else annotate, count=str(counts or ""), record=settings)
+    raise click.exceptions.Exit(record_program(path, command, schedule, force=force, environ=environ))
 
 
 @CAPTURE.verb("nvprof-kit doctor run.sqlite", writes=WITHOUT_PLOT, cls=_Doctor, ignore_unknown_options=True)

@@ -1,5 +1,5 @@
 """Run by each Python process with this folder on ``PYTHONPATH``: annotates models if NVPROF_KIT_ANNOTATE is set,
-and counts a step if NVPROF_KIT_COUNT is.
+counts a step if NVPROF_KIT_COUNT is, and records if NVPROF_KIT_RECORD is.
 
 It does not raise, and runs the next ``sitecustomize`` on the path, if any.
 """
@@ -19,7 +19,7 @@ def _annotate() -> None:
     install()
 
 
-if os.environ.get("NVPROF_KIT_ANNOTATE", "") not in ("", "0") or os.environ.get("NVPROF_KIT_COUNT"):
+if {"NVPROF_KIT_ANNOTATE", "NVPROF_KIT_COUNT", "NVPROF_KIT_RECORD"} & {*os.environ}:
     try:
         _annotate()
     except Exception as error:  # the program must run without annotation
