@@ -21,7 +21,8 @@ from typing import Any
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Hold, Patch, Patches
-from nvprof_kit._instrument.ranges.ranges import Frame, Layer, Range
+from nvprof_kit._instrument.ranges.backward import Frame
+from nvprof_kit._instrument.ranges.ranges import Layer, Range
 from nvprof_kit.names import strip_wrappers
 
 

@@ -408,7 +408,7 @@ def find_torch() -> bool:
     if torch.compiler.is_dynamo_compiling():
         return True
     graph_task = torch._C._current_graph_task_id
-    now.task, now.grad, now.sequence = graph_task, torch.is_grad_enabled, torch.autograd._get_sequence_nr
+    now.task, now.grad = graph_task, torch.is_grad_enabled
     gate["__compiling"] = torch.compiler.is_dynamo_compiling
     while _waiting:
         _waiting.popitem()[0]()

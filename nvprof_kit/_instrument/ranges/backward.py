@@ -1,15 +1,23 @@
-"""Backward passes per thread, and what activation checkpointing runs again in them.
+"""The backward passes through calls of layers, and what activation checkpointing runs again in them.
 
-`ranges` moves each pass through the frames, which are calls of layers. If a layer's call is checkpointed, the backward
-pass calls the layer again, and its hooks range the recompute. If a checkpoint is inside its forward (the blocks of
-transformers 5, PyTorch's ``CheckpointWrapper``), the backward pass only runs the checkpointed function again, without
-the hooks. So that function is ranged here, as recompute of the layer that called the checkpoint.
+Calls of layers are frames of a tree, and the backward pass moves through this tree. Autograd runs the nodes of one
+device on one thread, in the reverse order of their creation. So the backward ranges of layers nest on that thread as
+their calls did, and a few nodes need to be marked with the call that created them: the node of each output, and each
+node where the backward pass returns from a layer to the enclosing code. A prehook on such a node moves the thread's
+position in the tree: it closes the ranges of completed layers and opens those of beginning ones. The hooks return
+nothing and keep no tensor alive. Module backward hooks are not used, because they wrap inputs and outputs and forbid
+in-place operations on views.
+
+If a layer's call is checkpointed, the backward pass calls the layer again, and its range is that of the recompute. If
+a checkpoint is inside its forward (the blocks of transformers 5, PyTorch's ``CheckpointWrapper``), the backward pass
+only runs the checkpointed function again. So that function is ranged here, as recompute of the layer that called the
+checkpoint.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from operator import methodcaller
@@ -30,7 +38,7 @@ from nvprof_kit._instrument.patches import (
     uncompiled_itself,
     unseen,
 )
-from nvprof_kit._instrument.ranges.ranges import OUTSIDE, Block, Frame, Layer, Position, Range, is_ranged, now
+from nvprof_kit._instrument.ranges.ranges import Block, Layer, Position, Range, is_ranged, now
 from nvprof_kit._instrument.session import Annotation, Backend
 from nvprof_kit.names import Category
 
@@ -60,14 +68,16 @@ def grad_nodes(values: list[Any]) -> list[Any]:
             parts_of = _kinds[kind]
         except KeyError:
             parts_of = _learn(kind)
-        if parts_of is _of_tensor:
-            node = value.grad_fn
-            if node is not None:
-                nodes.append(node)
-                if value._is_view() and (base_node := value._base.grad_fn) is not None:
-                    nodes.append(base_node)
-        elif parts_of is not None and len(values) < _MOST:
-            values += parts_of(value)
+        if parts_of is None:
+            continue
+        if parts_of is not _of_tensor:
+            if len(values) < _MOST:
+                values += parts_of(value)
+        elif (node := value.grad_fn) is not None:
+            nodes.append(node)
+            base = value._base
+            if base is not None and base.grad_fn is not None:
+                nodes.append(base.grad_fn)
     return nodes
 
 
@@ -97,28 +107,176 @@ def _learn(kind: type) -> _Parts | None:
 _kinds: dict[type, _Parts | None] = {}
 
 
-class _Carrier(threading.local):
-    def __init__(self) -> None:
-        self.tensor = torch.empty(0, device="cpu")
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Number of the backward pass running on this thread; -1 if none."""
 
 
-_carrier = _Carrier()
+sequence: Callable[[], int] = torch.autograd._get_sequence_nr
+"""Sequence number of the next autograd node of this thread."""
+
+_LEFT = "nvprof_kit"
+"""Metadata key of nodes whose tensor was returned by an outermost call."""
+
+_ACCUMULATE_GRAD = 2**64 - 1
+"""Sequence number of nodes that accumulate a leaf's gradient; they belong to no call and run right after the node
+before.
+"""
 
 
 @uncompiled
-def mark(node: Any, frame: Frame) -> None:
-    """Make a node call the frame before it runs, as ``Tensor.register_hook`` does with a tensor's first hook.
+def mark(node: Any, hook: Callable[[object], None], position: Position) -> None:
+    """Make a node call the hook before it runs, as ``Tensor.register_hook`` does with a tensor's first hook.
 
     A tensor carries the hook to the node, which keeps its dictionary. A node's ``register_prehook`` takes twice as
     long: it makes a handle, and passes all gradients.
     """
-    carrier: Any = _carrier.tensor
-    carrier._backward_hooks = {0: frame}
+    carrier = position.carrier
+    if carrier is None:
+        carrier = position.carrier = torch.empty(0, device="cpu")
+    carrier._backward_hooks = {0: hook}
     node._register_hook_dict(carrier)
 
 
-graph_task: Callable[[], int] = torch._C._current_graph_task_id
-"""Number of the backward pass running on this thread; -1 if none."""
+class Frame:
+    """One call of a layer, while it runs and then for the backward pass; also the prehook of its marked nodes.
+
+    Attributes:
+        layer: The layer.
+        parent: The enclosing call; None for the outermost.
+        depth: The number of enclosing calls.
+        edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
+            numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
+        own: How many nodes the call itself has created up to its last nested call. While all of them are known, the
+            arguments of a nested call are not looked at.
+        known: Sequence numbers of the known ones of them, while the call runs; None before a search.
+        marked: Sequence numbers of the marked nodes, likewise.
+    """
+
+    __slots__ = ("depth", "edges", "known", "layer", "marked", "own", "parent")
+
+    def __init__(self, layer: Layer, parent: Frame | None, number: int) -> None:
+        self.layer = layer
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.edges = [number]
+        self.own = 0
+        self.known: set[int] | None = None
+        self.marked: set[int] | None = None
+
+    def search(self, node: Any, position: Position) -> None:
+        """Mark the nodes at which a backward pass that arrives at one of the call's own nodes enters these.
+
+        If the call contains nested calls, its own nodes are in sections between them. So the backward pass may enter a
+        section at other nodes than the output's; these are found by a search from there.
+        """
+        edges, arguments = self.edges, position.arguments
+        if self.known is None or self.marked is None:
+            self.known, self.marked = set(), set()
+        known, marked = self.known, self.marked
+        pending = [(node, 0)]
+        while pending:
+            node, origin = pending.pop()
+            number = node._sequence_nr()
+            section = bisect_right(edges, number)
+            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in arguments:
+                continue
+            if section != origin and number not in marked:
+                marked.add(number)
+                mark(node, self, position)
+            if number not in known:
+                known.add(number)
+                if section > 1:  # no section follows the first one
+                    pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
+
+    @uncompiled
+    def __call__(self, _grads: object) -> None:
+        """Move this thread's backward pass to this call."""
+        backend = session.backend
+        if backend is None:
+            return
+        position = backend.thread.position
+        if position.number != graph_task():
+            _begin_task(backend)
+        at, depth = position.at, self.depth
+        if at is self:
+            return
+        while at is not None and at is not self and at.depth >= depth:
+            position.close(at, backend.pop)
+            at = at.parent
+        position.at = at
+        if at is self:
+            return
+        if self.parent is not None and self.parent is not at:
+            self.parent(None)
+        range_: Any = self.layer.backward
+        if range_.backend is not backend:
+            backend.prepare(range_)
+        range_.push()
+        position.owners.append(self)
+        position.at = self
+
+
+@uncompiled
+def _leave(_grads: object) -> None:
+    """Move this thread's backward pass out of all calls: the hook of what was created outside them."""
+    backend = session.backend
+    if backend is None:
+        return
+    position = backend.thread.position
+    if position.number != graph_task():
+        _begin_task(backend)
+    _close_calls(position, backend)
+
+
+@uncompiled
+def begin(position: Position, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], recomputes: bool) -> Frame:
+    """Follow a call with these arguments into the backward pass, from when the layer's range is open."""
+    outer, number = position.call, sequence()
+    if outer is None:
+        nodes = grad_nodes([*args, *kwargs.values()])
+        position.arguments = {id(node): node for node in nodes}
+        for node in nodes:  # in a recompute, they belong to the graph that is run backward
+            if not recomputes and _LEFT not in node.metadata:
+                mark(node, _leave, position)
+    else:
+        edges = outer.edges
+        outer.own += number - edges[-1]
+        if outer.own > len(outer.known or ()):  # an argument may be new
+            for node in grad_nodes([*args, *kwargs.values()]):
+                if bisect_right(edges, node._sequence_nr()) & 1 and id(node) not in position.arguments:
+                    outer.search(node, position)
+    call = position.call = Frame(layer, outer, number)
+    return call
+
+
+@uncompiled
+def end(position: Position, call: Frame, outputs: Any) -> None:
+    """End a call: mark the nodes that created its outputs."""
+    parent = position.call = call.parent
+    edges, arguments = call.edges, position.arguments
+    first = edges[0]
+    if parent is None:
+        position.arguments = {}
+    else:
+        number = sequence()
+        if number == first:
+            return
+        parent.edges += (first, number)
+    if type(outputs) is torch.Tensor and outputs._base is None:  # `grad_nodes` of the usual output
+        nodes = [] if outputs.grad_fn is None else [outputs.grad_fn]
+    else:
+        nodes = grad_nodes([outputs])
+    for node in nodes:
+        number = node._sequence_nr()
+        if number < first or (arguments and id(node) in arguments):
+            continue
+        if parent is None:
+            node.metadata[_LEFT] = True
+        if edges[-1] == first:
+            mark(node, call, position)
+        elif bisect_right(edges, number) & 1:
+            call.search(node, position)
+    call.known = call.marked = None
 
 
 class Task:
@@ -133,7 +291,7 @@ class Task:
     __slots__ = ("ended", "outer")
 
     def __init__(self, position: Position) -> None:
-        self.outer: tuple[Task | None, int, Frame] = position.task, position.number, position.at
+        self.outer: tuple[Task | None, int, Frame | None] = position.task, position.number, position.at
         self.ended = False
 
 
@@ -154,32 +312,35 @@ class _End:
     __del__ = __call__
 
 
+@uncompiled
+def _close_calls(position: Position, backend: Backend) -> None:
+    while position.at is not None:
+        position.close(position.at, backend.pop)
+        position.at = position.at.parent
+
+
+@uncompiled
 def _close_ended(backend: Backend) -> None:
-    position: Position = backend.thread.position
+    position = backend.thread.position
     while position.task is not None and position.task.ended:
-        while position.at is not OUTSIDE:
-            backend.close(position.at)
-            position.at = position.at.parent
+        _close_calls(position, backend)
         position.task, position.number, position.at = position.task.outer
 
 
 @uncompiled
-def begin_task() -> None:
+def _begin_task(backend: Backend) -> None:
     """Enter a backward pass on this thread, at its first marked node."""
-    backend = session.backend
-    if backend is None:
-        return
     _close_ended(backend)
-    position: Position = backend.thread.position
+    position = backend.thread.position
     task = Task(position)
-    position.task, position.number, position.at = task, graph_task(), OUTSIDE
+    position.task, position.number, position.at = task, graph_task(), None
     Variable._execution_engine.queue_callback(_End(task, backend))
 
 
 @uncompiled
 def begin_following() -> None:
     """Make `ranges` follow calls into their backward passes, once torch is loaded."""
-    now.begin_task, now.nodes, now.mark, now.tensor = begin_task, grad_nodes, mark, torch.Tensor
+    now.begin, now.end = begin, end
 
 
 def _patches() -> list[Patch]:

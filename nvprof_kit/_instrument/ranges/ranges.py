@@ -1,17 +1,7 @@
-"""Ranges, calls of layers, and the backward pass that runs through them: the code that runs for each range.
-
-Calls of layers are frames of a tree, and the backward pass moves through this tree. Autograd runs the nodes of one
-device on one thread, in the reverse order of their creation. So the backward ranges of layers nest on that thread as
-their calls did, and a few nodes need to be marked with the call that created them: the node of each output, and each
-node where the backward pass returns from a layer to the enclosing code. A prehook on such a node moves the thread's
-position in the tree: it closes the ranges of completed layers and opens those of beginning ones. The hooks return
-nothing and keep no tensor alive. Module backward hooks are not used, because they wrap inputs and outputs and forbid
-in-place operations on views.
-"""
+"""Ranges around blocks of code and around calls: the code that runs for each range."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -19,16 +9,6 @@ from weakref import ref
 
 from nvprof_kit._instrument.patches import uncompiled, uncompiled_itself
 from nvprof_kit.names import Category, encodable, layer_index, range_text
-
-_LEFT = "nvprof_kit"
-"""Metadata key of nodes whose tensor was returned by an outermost call."""
-
-NONE: Mapping[int, Any] = {}
-
-_ACCUMULATE_GRAD = 2**64 - 1
-"""Sequence number of nodes that accumulate a leaf's gradient; they belong to no call and run right after the node
-before.
-"""
 
 
 class Now:
@@ -38,112 +18,19 @@ class Now:
         backend: Receives the ranges (`session.Backend`); None for nowhere.
         task: Returns the number of the running backward pass, or -1.
         grad: Returns whether gradients are enabled.
-        sequence: Returns the sequence number of the next autograd node.
-        begin_task: Enters a backward pass that begins on the calling thread in the thread's `Position`.
-        nodes: Returns the nodes that created the tensors in a list: `backward.grad_nodes`, once torch is loaded.
-        mark: Makes a node call a frame before it runs: `backward.mark`, likewise.
-        tensor: The class of tensors.
+        begin: Follows a call into the backward pass, from its begin: `backward.begin`, once torch is loaded.
+        end: Ends the call: `backward.end`, likewise.
     """
 
     def __init__(self) -> None:
         self.backend: Any = None
         self.task: Callable[[], int] = lambda: -1
         self.grad: Callable[[], bool] = lambda: False
-        self.sequence: Callable[[], int] = lambda: 0
-        self.begin_task: Callable[[], None]
-        self.nodes: Callable[[list[Any]], list[Any]] = lambda _values: []
-        self.mark: Callable[[Any, Frame], None]
-        self.tensor: type[Any] = Now
+        self.begin: Callable[[Position, Any, tuple[Any, ...], dict[str, Any], bool], Any]
+        self.end: Callable[[Position, Any, Any], None]
 
 
 now = Now()
-
-
-class Frame:
-    """One call of a layer, while it runs and then for the backward pass; also the prehook of its marked nodes.
-
-    Attributes:
-        layer: The layer, or another owner of the call's range.
-        backward: The range of the layer's backward pass.
-        parent: The enclosing call; None for the root frame.
-        depth: The number of enclosing calls.
-        edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
-            numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
-        arguments: The nodes that created the arguments of the thread's outermost call, by identity, while the call
-            runs. They do not belong to the call, whatever their numbers: each thread numbers its nodes from 0, and
-            these may be from another thread, for example when an autograd thread recomputes a checkpoint.
-        seen: Numbers of the call's own nodes already searched, while the call runs; None before a search.
-        marked: Numbers of the marked nodes, likewise.
-    """
-
-    __slots__ = ("arguments", "backward", "depth", "edges", "layer", "marked", "parent", "seen")
-
-    def __init__(self, layer: object, backward: Any, parent: Any, sequence: int, arguments: Mapping[int, Any]) -> None:
-        self.layer = layer
-        self.backward = backward
-        self.parent = parent
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.edges = [sequence]
-        self.arguments = arguments
-        self.seen: set[int] | None = None
-        self.marked: set[int] | None = None
-
-    def search(self, node: Any) -> None:
-        """Mark the nodes at which a backward pass that arrives at one of the call's own nodes enters these.
-
-        If the call contains nested calls, its own nodes are in sections between them. So the backward pass may enter a
-        section at other nodes than the output's; these are found by a search from there.
-        """
-        edges, arguments = self.edges, self.arguments
-        if self.seen is None or self.marked is None:
-            self.seen, self.marked = set(), set()
-        seen, marked = self.seen, self.marked
-        pending = [(node, 0)]
-        while pending:
-            node, origin = pending.pop()
-            number = node._sequence_nr()
-            section = bisect_right(edges, number)
-            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in arguments:
-                continue
-            if section != origin and number not in marked:
-                marked.add(number)
-                now.mark(node, self)
-            if section > 1 and number not in seen:  # no section follows the first one
-                seen.add(number)
-                pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
-
-    @uncompiled
-    def __call__(self, _grads: object) -> None:
-        """Move this thread's backward pass to this call."""
-        backend = now.backend
-        if backend is None:
-            return
-        position = backend.thread.position
-        if position.number != now.task():
-            now.begin_task()
-        at, owners, depth = position.at, position.owners, self.depth
-        while at is not self and at.depth >= depth:
-            if owners and owners[-1] is at:
-                owners.pop()
-                backend.pop()
-            else:
-                position.close(at, backend.pop)
-            at = at.parent
-        position.at = at
-        if at is self:
-            return
-        if self.parent is not at:
-            self.parent(None)
-        range_ = self.backward
-        if range_.backend is not backend:
-            backend.prepare(range_)
-        range_.push()
-        owners.append(self)
-        position.at = self
-
-
-OUTSIDE = Frame(None, None, None, 0, NONE)
-"""The root frame, outside all calls."""
 
 
 class Range:
@@ -178,29 +65,31 @@ class Position:
 
     Attributes:
         owners: Owners of the thread's open ranges, innermost last.
+        call: The innermost running call that is followed into the backward pass (`backward.Frame`); None if none is.
+        arguments: The nodes that created the arguments of the outermost of these calls, by identity.
         task: The running backward pass on the thread, if any (`backward.Task`).
         number: The engine's number of that pass; less than -1 if none.
-        at: The call whose nodes are running.
-        call: The innermost running call that is followed into the backward pass; `OUTSIDE` if there is none.
+        at: The call whose nodes are running; None outside all calls.
+        carrier: A tensor of the thread's own that carries hooks to nodes; None before the first.
     """
 
-    __slots__ = ("at", "call", "number", "owners", "task")
+    __slots__ = ("arguments", "at", "call", "carrier", "number", "owners", "task")
 
     def __init__(self) -> None:
         self.owners: list[object] = []
+        self.call: Any = None
+        self.arguments: dict[int, Any] = {}
         self.task: Any = None
         self.number = -2
-        self.at = OUTSIDE
-        self.call = OUTSIDE
+        self.at: Any = None
+        self.carrier: Any = None
 
     def close(self, owner: object, pop: Callable[[], None]) -> None:
         """Close the owner's innermost range and all ranges inside it; does nothing if there is none."""
         owners = self.owners
-        index = len(owners) - 1
-        while index >= 0 and owners[index] is not owner:
-            index -= 1
-        while 0 <= index < len(owners):
-            owners.pop()
+        if owner in owners:
+            while owners.pop() is not owner:
+                pop()
             pop()
 
     def close_all(self, pop: Callable[[], None]) -> None:
@@ -208,54 +97,6 @@ class Position:
         while self.owners:
             self.owners.pop()
             pop()
-
-    @uncompiled
-    def begin(self, block: Block, values: list[Any], recomputes: bool) -> Frame:
-        """Follow a call with these arguments into the backward pass, from when the block's range is open."""
-        outer, nodes, arguments = self.call, now.nodes(values), NONE
-        if outer is not OUTSIDE:
-            edges, arguments = outer.edges, outer.arguments
-            for node in nodes:
-                number = node._sequence_nr()
-                if number < edges[0] or edges[-1] > number >= edges[-2]:
-                    continue  # from before the enclosing call, or of the call before this one
-                if bisect_right(edges, number) & 1 and id(node) not in arguments:
-                    outer.search(node)
-        elif nodes:
-            arguments = {id(node): node for node in nodes}
-            for node in nodes:  # in a recompute, they belong to the graph that is run backward
-                if not recomputes and _LEFT not in node.metadata:
-                    now.mark(node, OUTSIDE)
-        self.call = Frame(block.owner, block.backward, outer, now.sequence(), arguments)
-        return self.call
-
-    @uncompiled
-    def end(self, call: Frame, outputs: Any) -> None:
-        """End a call: mark the nodes that created its outputs."""
-        parent = self.call = call.parent
-        edges, arguments = call.edges, call.arguments
-        first = edges[0]
-        if parent is not OUTSIDE:
-            sequence = now.sequence()
-            if sequence == first:
-                return
-            parent.edges += (first, sequence)
-        if type(outputs) is now.tensor and not outputs._is_view():  # `Now.nodes` of the usual output
-            nodes = [] if outputs.grad_fn is None else [outputs.grad_fn]
-        else:
-            nodes = now.nodes([outputs])
-        for node in nodes:
-            number = node._sequence_nr()
-            if number < first or (arguments and id(node) in arguments):
-                continue
-            if parent is OUTSIDE:
-                node.metadata[_LEFT] = True
-            if edges[-1] == first:
-                now.mark(node, call)
-            elif bisect_right(edges, number) & 1:
-                call.search(node)
-        call.seen = call.marked = None
-        call.arguments = NONE
 
 
 class Block:
@@ -323,26 +164,24 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
         backend.prepare(range_)
     range_.push()
     position = backend.thread.position
-    position.owners.append(owner)
+    owners = position.owners
+    owners.append(owner)
     call = outputs = None
     try:
         if block.backward is not None and now.grad():
-            call = position.begin(block, [*args, *kwargs.values()], recomputes)
+            call = now.begin(position, owner, args, kwargs, recomputes)
         outputs = function(*args, **kwargs)
         return outputs
     finally:
         try:
             if call is not None:
-                position.end(call, outputs)
+                now.end(position, call, outputs)
         finally:
-            backend = now.backend
-            if backend is not None:  # perhaps another one by now
-                owners = backend.thread.position.owners
-                if owners and owners[-1] is owner:
-                    owners.pop()
-                    backend.pop()
-                else:
-                    backend.close(owner)
+            if now.backend is backend and owners and owners[-1] is owner:
+                owners.pop()
+                backend.pop()
+            elif now.backend is not None:  # another one by now, or ranges that the function left open
+                now.backend.close(owner)
 
 
 class Layer:
