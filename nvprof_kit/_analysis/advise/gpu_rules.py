@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._analysis.advise.program import FEW_TOKENS_NS, POINTWISE, Program, at, costliest, matching, share
+from nvprof_kit._analysis.advise.program import (
+    DOUBLE,
+    FEW_TOKENS_NS,
+    MANY_PARAMETERS,
+    POINTWISE,
+    Program,
+    at,
+    costliest,
+    matching,
+    share,
+)
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
@@ -18,26 +28,27 @@ if TYPE_CHECKING:
 
 COPY_SHARE, PINNED_SHARE = 0.002, 0.05
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
-CHAIN_LENGTH, LAYOUT_SHARE = 4, 0.2
+LAYOUT_SHARE = 0.2
 LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
 """
 OPTIMIZER_KERNELS, RECOMPUTE_SHARE = 150, 0.05
 OUTLIER, SIBLINGS = 1.2, 4
+COPIES_SHARE = 0.02
 LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
 
 _FP32 = re.compile(
     r"(?<!tf32_)\bsgemm|_sgemm_|simt_sgemm|simt_s884|f32f32_f32f32_f32(?!.*tf32)|gemmSN(?!.*(?:half|bfloat16))|"
-    r"magma_sgemm",
+    r"magma_sgemm|fmha_cutlass[FB]_f32",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\*")
 _BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
-_CASTS = re.compile(r"copy_kernel")
+_CASTS = re.compile(r"(?<!index_)copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
+_COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray")
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
-_MANY_PARAMETERS = re.compile("multi_tensor_apply")
 
 
 def copies(program: Program) -> Iterator[Finding]:
@@ -137,25 +148,26 @@ def small_kernels(program: Program) -> Iterator[Finding]:
 
 
 def unfused_chains(program: Program) -> Iterator[Finding]:
-    """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer; those of
-    all equal blocks are one finding, those outside blocks, as of the loss, another.
+    """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer, or outside
+    layers and the optimizer; those of all equal blocks are one finding, but those of a block that has more than its
+    peers, as in `outlier-layer`, another.
 
-    Saves: All but one pass over memory.
+    Saves: All but one pass over memory, and what the GPU waits for their launches.
     """
-    ops = program.ops
-    order = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
-    is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
-    is_light &= (ops["layer"] != NO_LAYER) & ~ops.index.isin(program.score_kernels.index)  # fused attention has none
-    positions = np.flatnonzero(is_light.to_numpy()[order])
-    where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
-    is_start = np.diff(positions, prepend=-2) != 1
-    is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
-    chain = is_start.cumsum()
-    length = np.bincount(chain)[chain]
-    is_long = length >= CHAIN_LENGTH
-    light = ops.iloc[order[positions[is_long]]].assign(chain=chain[is_long], length=length[is_long])
-    light["saved_ns"] = light["ns"] * (1 - 1 / light["length"])
-    for _, same in light.groupby("block_kind", observed=True):
+    chains = program.chains[~program.chains["only_copies"]].copy()
+    chains["saved_ns"] = chains["cost_ns"] * (1 - 1 / chains["length"])
+    block = chains["layer"].astype(str).str.extract(_BLOCK, expand=False).fillna("")
+    by_block = chains["saved_ns"].groupby([chains["block_kind"].astype(str), block]).sum()
+    outliers = [
+        name
+        for _, times in by_block.groupby(level=0)
+        for (_, name), ns in times.items()
+        if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
+    ]
+    # outside layers there is no name, but each place in the loop begins with the same kernel
+    begins_with = chains.groupby("chain")["name"].transform("first").astype(str).where(chains["layer"] == NO_LAYER, "")
+    keys = ["block_kind", block.where(block.isin(outliers), ""), begins_with]
+    for _, same in chains.groupby(keys, observed=True):
         layer, phase = costliest(same, "ns")
         evidence = (
             f"{same['chain'].nunique()} chains of {same['length'].min()} or more such kernels, "
@@ -168,26 +180,73 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
                 "keep the model and its input in memory_format=torch.channels_last: many of them change the layout "
                 f"around convolutions; then {fix}"
             )
+        elif layer == NO_LAYER:
+            fix = "compile this function, do for all at once what a loop does one by one (torch._foreach_*), or do it "
+            fix += "every N steps"
         yield program.finding_in_ops(
             "unfused-chains", "Chains of small memory-bound kernels", evidence, same, fix=fix,
-            saves=min(int(same["saved_ns"].sum()), program.busy_ns(same)),
+            saves=min(int(same["saved_ns"].sum()), program.cost_ns(same)),
             refuted_by="torch.compile on that layer leaves as many kernels, or makes it no faster",
         )  # fmt: skip
 
 
-def fp32_gemms(program: Program) -> Iterator[Finding]:
-    """Matrix products whose names say fp32 without tensor cores.
+def tensor_copies(program: Program) -> Iterator[Finding]:
+    """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, but not beside
+    other light kernels in a chain, take 2 % or more in equal layers.
 
-    Saves: 7/8 of their time, and the casts in the same call of the layer.
+    Saves: Their time, and what the GPU waits for their launches.
     """
-    ops = program.ops
-    products = ops[matching(ops["name"], _FP32) & (ops["kernel_class"] == "gemm")]
+    kernels, chains = program.kernels, program.chains
+    is_copy = (kernels["kernel_class"] == "copy") & matching(kernels["name"], _COPIES)
+    is_copy |= matching(kernels["name"], _LAYOUT)
+    of_others = chains.index[~chains["only_copies"]].union(program.score_kernels.index)
+    is_copy &= ~kernels.index.isin(of_others)
+    is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
+        (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")
+    )
+    for _, same in kernels[is_copy].groupby("layer_kind", observed=True):
+        saves = program.cost_ns(same)
+        if saves < COPIES_SHARE * program.wall_ns:
+            continue
+        layer, phase = costliest(same, "ns")
+        evidence = (
+            f"{program.of_wall(saves)} in {len(same) / program.parts:,.0f} kernels{program.per_step} that only copy, "
+            f"in {same['layer'].nunique()} layers; most in {layer} {phase}: "
+            f"{program.ms(at(same, layer, phase)['ns'].sum())}"
+        )
+        yield program.finding_in_ops(
+            "tensor-copies", "Tensors are copied on the GPU", evidence, same, saves=saves,
+            fix="keep the model and its input in memory_format=torch.channels_last"
+            if matching(same["name"], _LAYOUT).any()
+            else "avoid contiguous(), cat, repeat_interleave and casts: use views, enable_gqa, a cache that is written "
+            "in place, one dtype",
+            refuted_by="a kernel that reads the tensors as they are is slower by as much",
+        )  # fmt: skip
+
+
+def fp32_gemms(program: Program) -> Iterator[Finding]:
+    """Matrix products or fused attention whose kernels' names say fp32 without tensor cores.
+
+    Saves: What they take longer than the products of three or more layers like them that are not in fp32; without such
+    layers 7/8 of their time, in decoding half, as it is that of reading weights; and the casts in the same call.
+    """
+    ops, is_product = program.ops, program.ops["kernel_class"].isin(("gemm", "attention"))
+    is_fp32 = matching(ops["name"], _FP32) & is_product
+    products = ops[is_fp32]
     if not len(products):
         return
     # of weights and activations to fp32 and back, for these products
     casts = ops[matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)]
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
+    keys, part = ["layer_kind", "phase", "layer"], 1 / 2 if program.mode == "decode" else 7 / 8
+    by_layer = ops[is_product].assign(fp32_ns=ops["ns"].where(is_fp32, 0)).groupby(keys, observed=True)
+    times = by_layer[["ns", "fp32_ns"]].sum().reset_index()
+    in_16_bits = times[times["fp32_ns"] == 0].groupby(keys[:2], observed=True)["ns"].agg(["median", "size"])
+    times = times[times["fp32_ns"] > 0].join(in_16_bits, on=keys[:2])
+    has_peers = times["size"] >= SIBLINGS - 1
+    saved_ns = (times["fp32_ns"] * part).where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
+    saves = busy_ns * float(saved_ns.sum() / times["fp32_ns"].sum()) + cast_ns
     layer, phase = costliest(products, "ns")
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (
@@ -196,10 +255,32 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
     yield program.finding_in_ops(
-        "fp32-gemms", "Matrix products in fp32", evidence, products, saves=busy_ns * 7 // 8 + cast_ns,
+        "fp32-gemms", "Matrix products in fp32", evidence, products, saves=saves,
         fix="autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores are about 8 times as fast "
         "in TF32", confidence="high",
         refuted_by="the program needs fp32 there; or ncu shows the tensor cores busy in these kernels",
+    )  # fmt: skip
+
+
+def double_precision(program: Program) -> Iterator[Finding]:
+    """Kernels that compute with 64-bit floating-point numbers take 1 % or more.
+
+    Saves: The casts to them and from them, and 3/4 of the rest: numbers of 16 bits are a quarter of the bytes.
+    """
+    kernels = program.kernels[matching(program.kernels["name"], DOUBLE)]
+    if not len(kernels):
+        return
+    is_cast = matching(kernels["name"], _CASTS)
+    evidence = (
+        f"{len(kernels)} kernels, {program.of_wall(kernels['ns'].sum())}, of which casts "
+        f"{program.ms(kernels['ns'][is_cast].sum())}"
+    )
+    yield program.finding_in_ops(
+        "double-precision", "Kernels in double precision", evidence, kernels, confidence="high",
+        saves=program.busy_ns(kernels[is_cast]) + 0.75 * program.busy_ns(kernels[~is_cast]),
+        fix="look for torch.float64, NumPy arrays and Python lists of floats that became tensors, and .double(); "
+        "compute in the activations' dtype, or in float32",
+        refuted_by="the program needs double precision there",
     )  # fmt: skip
 
 
@@ -269,7 +350,7 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
     Saves: That.
     """
     kernels = program.kernels[(program.kernels["phase"] == "optimizer") & (program.kernels["kernel_class"] != "comm")]
-    kernels = kernels[~matching(kernels["name"], _MANY_PARAMETERS)]
+    kernels = kernels[~matching(kernels["name"], MANY_PARAMETERS)]
     if not len(kernels) or len(kernels) < OPTIMIZER_KERNELS * program.parts:
         return
     idle, busy_ns = program.idle("launch", "unknown"), program.busy_ns(kernels)
@@ -322,8 +403,7 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     outliers = []
     for _, peers in sums.groupby(["layer_kind", "phase"], observed=True):
         usual_ns = peers["ns"].median()
-        least_ns = max(OUTLIER * usual_ns, usual_ns + 5 * (peers["ns"] - usual_ns).abs().median())
-        if len(peers) >= SIBLINGS and peers["ns"].max() > least_ns:
+        if len(peers) >= SIBLINGS and peers["ns"].max() > _unusual_ns(peers["ns"]):
             outliers.append(peers[peers["ns"] == peers["ns"].max()][:1].assign(usual_ns=usual_ns, peers=len(peers)))
     if not outliers:
         return
@@ -348,6 +428,12 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
             "different shape, dtype or algorithm",
             refuted_by="the layer is meant to be larger than its peers",
         )  # fmt: skip
+
+
+def _unusual_ns(times: pd.Series[Any]) -> float:
+    """What takes longer than this is an outlier among times of equal layers."""
+    usual_ns = times.median()
+    return float(max(OUTLIER * usual_ns, usual_ns + 5 * (times - usual_ns).abs().median()))
 
 
 def far_from_limit(program: Program, of_kinds: pd.DataFrame) -> Iterator[Finding]:

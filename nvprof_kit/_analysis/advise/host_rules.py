@@ -23,8 +23,6 @@ there may be nothing left.
 """
 STEADY = 0.8
 """Launching late in every step is what the steps that wait least show."""
-LAUNCH_CALL_NS = 3_000
-"""A call that launches a kernel takes about this long where no profiler traces it."""
 LOOP_KERNELS, LOOP_SHARE = 50, 0.2
 SIBLINGS = 4
 SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES = 0.005, 4, 0.001, 3
@@ -32,7 +30,6 @@ BUSY_SHARE = 0.01
 CALLS_OF_WARM_UP = 4
 """Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
 UNSTABLE = 1.2
-_KERNEL_LAUNCH = re.compile("LaunchKernel")
 _EXPERTS = re.compile(r"expert|(^|\.|_)moe|MoE|router", re.IGNORECASE)
 
 _LAUNCH_FIXES = {
@@ -71,13 +68,15 @@ def launch(program: Program) -> Iterator[Finding]:
         notes.append(
             f"without {program.ms(stalls['idle_ns'].sum())} in which the host was long busy with something else"
         )
-    steady_ns = min(_steady_ns(program), saves)
+    stalls_ns = stalls.groupby("window")["idle_ns"].sum().reindex(program.steps.index, fill_value=0)
+    late_ns = program.steps["idle_launch_ns"] + program.steps["idle_unknown_ns"] - stalls_ns
+    steady_ns = min(_steady_ns(program, late_ns), saves)
     if steady_ns < STEADY * saves:
         notes.append(
             f"only {program.ms(steady_ns)} of it in the steps that wait least: the host was disturbed in the others"
         )
         saves = steady_ns
-    traced_ns = _tracing_ns(program)
+    traced_ns = program.launch_ns[0] * int((program.kernels["graph_node"] < 0).sum())
     if traced_ns >= saves / 10:
         notes.append(
             f"tracing makes the kernels' launches {program.ms(traced_ns)} longer{program.per_step}: not counted"
@@ -95,11 +94,11 @@ def launch(program: Program) -> Iterator[Finding]:
     keys = ["cause", "layer", "phase", "operator", "call"]
     not_launching_ns = busy_elsewhere.groupby(keys, observed=True)["idle_ns"].sum().to_dict()
     rows = program.idle("launch", "unknown")
-    late_ns = [
+    rows_ns = [
         max(row.idle_ns - not_launching_ns.get(row[:5], 0), 0)
         for row in rows[[*keys, "idle_ns"]].itertuples(index=False)
     ]
-    rows = rows.assign(idle_ns=late_ns)
+    rows = rows.assign(idle_ns=rows_ns)
     in_loop = _outside_layers(rows)
     kernels = program.kernels[_outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)]
     outside_ns, total_ns = rows["idle_ns"][in_loop].sum(), rows["idle_ns"].sum()
@@ -152,31 +151,21 @@ def _launch_fix(program: Program) -> tuple[str, str]:
     return fix, refuted_by
 
 
-def _steady_ns(program: Program) -> int:
-    """What the steps would wait for launches if each waited as little as those that wait least: as the least of steps
-    that run equally many operations, so that only a disturbed host tells them apart; else as a quarter of them. The
-    first step does not count among many: what came before it may lie outside the capture.
+def _steady_ns(program: Program, late_ns: pd.Series[int]) -> int:
+    """What the steps would wait if each waited as little as those that wait least: as the least of steps that run
+    equally many operations, so that only a disturbed host tells them apart; else as a quarter of them. The first step
+    does not count among many: what came before it may lie outside the capture.
+
+    Args:
+        program: The program.
+        late_ns: What each of `Program.steps` waits.
     """
-    rows = program.steps
-    stalls_ns = program.stalls.groupby("window")["idle_ns"].sum().reindex(rows.index, fill_value=0)
-    late_ns = rows["idle_launch_ns"] + rows["idle_unknown_ns"] - stalls_ns
-    quantile, total_ns = 0.05 if program.steps_are_alike else 0.25, 0
-    for _, of_gpu in late_ns.groupby([rows["process"], rows["device"]]):
+    rows, total_ns = program.steps, 0
+    quantile = 0.05 if program.steps_are_alike else 0.25
+    for _, of_gpu in late_ns.reindex(rows.index, fill_value=0).groupby([rows["process"], rows["device"]]):
         compared = of_gpu.iloc[1:] if len(of_gpu) >= STEPS_TO_JUDGE else of_gpu
         total_ns += int(compared.quantile(quantile, interpolation="lower")) * len(of_gpu)
     return total_ns
-
-
-def _tracing_ns(program: Program) -> int:
-    """By how much the profiler makes the launches of these steps' kernels longer."""
-    calls = program.trace.calls
-    if calls is None:
-        return 0
-    launches = calls[matching(calls["name"], _KERNEL_LAUNCH)]
-    if not len(launches):
-        return 0
-    longer_ns = max(int((launches["end_ns"] - launches["start_ns"]).median()) - LAUNCH_CALL_NS, 0)
-    return longer_ns * int((program.kernels["graph_node"] < 0).sum())
 
 
 def slow_host_in_layer(program: Program) -> Iterator[Finding]:
@@ -219,12 +208,17 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
 
 def sync(program: Program) -> Iterator[Finding]:
     """Gaps that begin while the host waits for the GPU, each counted for no longer than the host waited, or that a
-    wait lies in, from there on, are 0.5 % or more (0.1 % if there are four or more a step); up to three places.
+    wait lies in, from there on, are 0.5 % or more (0.1 % if there are four or more a step); up to three places. Where
+    a wait follows another with nothing but work of its own place between them, as in a loop that reads number after
+    number, all of the GPU's idle time between them counts.
 
     Saves: That time.
     """
     waits, gaps = program.times.waits, program.times.gaps
     waits = waits[~waits["gap"].isin(program.gaps_at_copies.index)].astype({"layer": str, "phase": str, "call": str})
+    if not len(waits):
+        return
+    waits = waits.assign(lost_ns=_lost_to_waits(waits, program))
     if not _notable(waits, program):
         return
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
@@ -260,10 +254,34 @@ def sync(program: Program) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _lost_to_waits(waits: pd.DataFrame, program: Program) -> pd.Series[int]:
+    """What each wait costs: what it lost by itself and, where the next wait follows with nothing but work of the same
+    place between them, the idle time until then, without what tracing makes launches longer, in the steps that wait
+    least.
+    """
+    gaps, ops = program.times.gaps, program.ops.sort_values("start_ns", kind="stable")
+    rows = waits.join(gaps[["start_ns", "idle_ns", "window"]], on="gap").sort_values("start_ns", kind="stable")
+    idle_before_ns = gaps["idle_ns"].cumsum().shift(fill_value=0)[rows["gap"]].to_numpy()
+    first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
+    last = np.append(np.searchsorted(ops["start_ns"], rows["start_ns"])[1:], 0) - 1  # before that of the next wait
+    place, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
+    run = np.cumsum(np.append(0, np.any(np.diff(number) != 0, axis=0)))  # of operations of one place
+    follows = (rows[[*place, "window"]] == rows[[*place, "window"]].shift(-1)).all(axis=1) & (first <= last)
+    first = np.minimum(first, len(ops) - 1)
+    follows &= (ops[place].iloc[first].astype(str).to_numpy() == rows[place].to_numpy()).all(axis=1)
+    follows &= run[first] == run[last]
+    until_next_ns = np.append(np.diff(idle_before_ns), 0) - program.launch_ns[0] * (last - first + 1)
+    more_ns = (until_next_ns - rows["lost_ns"]).clip(lower=0).where(follows, 0)
+    by_step = more_ns.groupby(rows["window"]).sum()
+    steady = min(_steady_ns(program, by_step) / max(by_step.sum(), 1), 1)
+    lost_ns: pd.Series[int] = (waits["lost_ns"] + more_ns * steady).astype(int)
+    return lost_ns
+
+
 def _notable(waits: pd.DataFrame, program: Program) -> bool:
     """Whether these waits lose a notable share of the steps' time."""
     often = program.choice.count and len(waits) >= OFTEN * program.parts
-    return len(waits) > 0 and waits["lost_ns"].sum() >= (OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns
+    return waits["lost_ns"].sum() >= (OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns
 
 
 def _number(count: int, program: Program) -> str:

@@ -29,6 +29,14 @@ POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
+CHAIN_LENGTH = 4
+
+LAUNCH_CALL_NS = 3_000
+"""A call that launches a kernel takes about this long where no profiler traces it."""
+
+GRAPH_GAP_NS = 2_000
+"""Between two kernels of a CUDA graph the GPU needs no longer than this."""
+
 SCORES_PART = 0.25
 """Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
 
@@ -40,6 +48,11 @@ STEPS_TO_JUDGE = 4
 
 OP_COLUMNS = ["kind", "name", "pid", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 
+MANY_PARAMETERS = re.compile("multi_tensor_apply")
+
+DOUBLE = re.compile(r"lambda\(double\)|<double\b|dgemm|d884gemm|gemm_f64")
+"""In names of kernels whose elements are of double precision."""
+_KERNEL_LAUNCH = re.compile("LaunchKernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
 _EVALUATION = re.compile(r"^(eval|valid|test)", re.IGNORECASE)
 _SEQUENCES = re.compile(r"context_(\d+)\(\d+.*?generation_(\d+)\(")
@@ -110,7 +123,32 @@ class Program(Operations):
             lane=devices_of(self.trace)[1][inside],
             call_of_layer=self.attribution.layer_range[inside],
         )
+        ops["cost_ns"] = ops["ns"] + self._waits_after(ops)
         return ops
+
+    def _waits_after(self, ops: pd.DataFrame) -> pd.Series[int]:
+        """What the GPU waits after each operation for the launch of the next on its stream, no longer than the host's
+        usual time from one launch to the next.
+        """
+        longer_ns, usual_ns = self.launch_ns
+        rows = ops.sort_values(["lane", "stream", "start_ns"], kind="stable")
+        idle_ns = rows.groupby(["lane", "stream"])["start_ns"].shift(-1) - rows["end_ns"]
+        is_eager = rows["graph_node"] < 0
+        idle_ns = (idle_ns.fillna(0) - longer_ns * is_eager).clip(lower=0)
+        waits_ns: pd.Series[int] = idle_ns.clip(upper=is_eager * (usual_ns - GRAPH_GAP_NS) + GRAPH_GAP_NS).astype(int)
+        return waits_ns
+
+    @cached_property
+    def launch_ns(self) -> tuple[int, int]:
+        """By how much the profiler makes a kernel's launch longer, and the host's usual time from one to the next."""
+        calls = self.trace.calls
+        launches = None if calls is None else calls[matching(calls["name"], _KERNEL_LAUNCH)]
+        if launches is None or len(launches) < 2:
+            return 0, 0
+        longer_ns = max(int((launches["end_ns"] - launches["start_ns"]).median()) - LAUNCH_CALL_NS, 0)
+        launches = launches.sort_values(["tid", "start_ns"])
+        between_ns = launches.groupby("tid")["start_ns"].diff().fillna(0).median()
+        return longer_ns, max(int(between_ns) - longer_ns, 0)
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
@@ -140,6 +178,31 @@ class Program(Operations):
         layers = kernels["layer"][unfused].nunique()
         scores: pd.DataFrame = kernels[unfused & is_light & (kernels["ns"] >= SCORES_PART * softmax_ns) & (layers >= 2)]
         return scores
+
+    @cached_property
+    def chains(self) -> pd.DataFrame:
+        """The kernels of `CHAIN_LENGTH` or more in a row that each pass over memory, in one call of a layer or outside
+        layers and the optimizer: rows of `ops` with `chain`, its `length`, and whether it has `only_copies`.
+        """
+        ops = self.ops
+        order = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
+        is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
+        is_light &= ~ops.index.isin(self.score_kernels.index)  # fused attention has none
+        is_light &= ~matching(ops["name"], DOUBLE)  # in another dtype there are others
+        is_light &= (ops["layer"] != NO_LAYER) | (
+            (ops["phase"] != "optimizer") & ~matching(ops["name"], MANY_PARAMETERS)
+        )
+        positions = np.flatnonzero(is_light.to_numpy()[order])
+        where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
+        is_start = np.diff(positions, prepend=-2) != 1
+        is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
+        light = ops.iloc[order[positions]].assign(chain=is_start.cumsum())
+        chain = light["chain"].to_numpy()
+        copies = np.bincount(chain, light["kernel_class"] == "copy")[chain]
+        light["length"] = np.bincount(chain)[chain]
+        light["only_copies"] = copies == light["length"]
+        chains: pd.DataFrame = light[light["length"] >= CHAIN_LENGTH]
+        return chains
 
     @cached_property
     def gaps(self) -> pd.DataFrame:
@@ -242,6 +305,10 @@ class Program(Operations):
         """Wall time in which any of these operations runs, summed over GPUs: the most that their removal saves."""
         start, end, lane = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "lane"))
         return int(union_lengths(start, end, lane, np.zeros(len(ops), dtype=np.int64), 1)[0])
+
+    def cost_ns(self, ops: pd.DataFrame) -> int:
+        """`busy_ns`, and what the GPU waits after these operations for the next launch."""
+        return self.busy_ns(ops) + int((ops["cost_ns"] - ops["ns"]).sum())
 
     def ms(self, ns: float) -> str:
         """A sum over the steps and GPUs as text, per step and GPU."""

@@ -212,6 +212,27 @@ def outlier_layer(file: NsysFile, bad: bool) -> None:
         file.kernel(begin, begin + length, launched=(1_000 * number + 100, 1_000 * number + 200))
 
 
+def named(bad: str, good: str, layer: str = "layers.0") -> Callable[[NsysFile, bool], None]:
+    """Four times a product and a kernel with one of the names in a layer, back to back."""
+
+    def write(file: NsysFile, bad_: bool) -> None:
+        file.range_("step 0", 0, 400_000, category="step", payload=0)
+        file.range_(layer, 0, 1_000)
+        for number in range(4):
+            for place, (name, length) in enumerate((("nvjet", 30_000), (bad if bad_ else good, 20_000))):
+                begin, at = 50_000 * number + 30_000 * place, 100 * number + 50 * place
+                file.kernel(begin, begin + length, launched=(at, at + 10), name=name)
+
+    return write
+
+
+COPY, HALVES = (
+    "elementwise_kernel<at::native::direct_copy_kernel_cuda>",
+    "elementwise_kernel<MulFunctor<c10::BFloat16>>",
+)
+DOUBLES = "elementwise_kernel<at::native::binary_internal::MulFunctor<double>>"
+
+
 SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "launch": launch,
     "slow-host-layer": slow_host("layers.{}.mlp", "forward", 3),
@@ -226,7 +247,9 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "copies": copies,
     "small-kernels": small_kernels,
     "unfused-chains": unfused_chains,
+    "tensor-copies": named(COPY, HALVES),
     "fp32-gemms": fp32_gemms,
+    "double-precision": named(DOUBLES, HALVES),
     "unfused-attention": unfused_attention,
     "optimizer-loop": optimizer_loop,
     "recompute": recompute,
@@ -296,7 +319,11 @@ SECOND: dict[str, Callable[[Path, bool], Path]] = {
     "copies": program("copies", "pinned copies"),
     "small-kernels": real("slow", "graph-whole"),
     "unfused-chains": real("faults/prefill", "graph-whole"),
+    "tensor-copies": scene(named("nchwToNhwcKernel<bf16>", "index_elementwise_kernel<index_copy_kernel_impl>")),
     "fp32-gemms": program("fp32-gemms"),
+    "double-precision": scene(
+        named("cutlass_80_tensorop_d884gemm_64x64", "FusedAdamMathFunctor<float>(double, double)")
+    ),
     "unfused-attention": real("faults/prefill-eager-attention", "faults/prefill"),
     "logits": real("faults/prefill-all-logits", "faults/prefill"),
     "optimizer-loop": scene(optimizer_waits),
@@ -352,7 +379,9 @@ SAVES = {
     "unstable-step": 30_000 // 5,
     "copies": 10_000,
     "unfused-chains": 70_000,  # eight of 10 µs could be one
+    "tensor-copies": 4 * 20_000,
     "fp32-gemms": 89_000 * 7 // 8,
+    "double-precision": 4 * 20_000 * 3 // 4,
     "unfused-attention": 2 * 50_000,
     "optimizer-loop": 200 * 4_000 // 2,
     "gpu-clocks": 10_000,
@@ -782,3 +811,64 @@ def test_a_real_prefill_without_a_fault() -> None:
     confidence = {finding.rule: finding.confidence for finding in findings}
     assert confidence == {"launch": "low", "unfused-chains": "medium", "sync": "medium"}
     assert all(finding.saves_ns < 9_000_000 for finding in findings)
+
+
+@pytest.mark.parametrize(("between", "least_us", "most_us"), [("other", 40, 44), ("layers.0", 5, 15)])
+def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(
+    tmp_path: Path, between: str, least_us: int, most_us: int
+) -> None:
+    """Five waits of 1 µs beyond the kernel's end; 6 µs later the next kernel is launched, of the loop or of a layer."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 400_000, category="step", payload=0)
+    file.kernel(1_000, 100_000, launched=(0, 500))
+    for at in range(100_000, 150_000, 10_000):
+        file.call("cudaStreamSynchronize_v3020", at - 1_000, at + 1_000)
+        if between != "other":
+            file.range_(between, at + 6_000, at + 8_000)
+        file.kernel(at + 10_000, at + 10_010, launched=(at + 7_000, at + 7_500))
+    saves_ns = sum(finding.saves_ns for finding in of_rule("sync", file.write()))
+    assert 1_000 * least_us - 50 <= saves_ns <= 1_000 * most_us
+
+
+def test_of_fp32_products_is_saved_what_layers_like_them_show(tmp_path: Path) -> None:
+    """One of four layers takes three times as long for its product, in fp32: not 7/8 of it are saved, but 2/3."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 400_000, category="step", payload=0)
+    begin = 0
+    for number in range(4):
+        name, length = ("ampere_sgemm_128x64_tn", 90_000) if number == 2 else ("nvjet_tst", 30_000)
+        file.range_(f"layers.{number}.mlp", 1_000 * number, 1_000 * number + 900)
+        file.kernel(begin, begin + length, launched=(1_000 * number + 10, 1_000 * number + 20), name=name)
+        begin += length
+    (finding,) = of_rule("fp32-gemms", file.write())
+    assert (finding.layer, finding.saves_ns) == ("layers.2.mlp", 60_000)
+
+
+def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their_own(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 2_000_000, category="step", payload=0)
+    begin = 0
+    for number in range(5):
+        file.range_(f"layers.{number}.mlp", 1_000 * number, 1_000 * number + 900)
+        for place in range(20 if number == 3 else 5):
+            at = 1_000 * number + 20 * place
+            file.kernel(begin, begin + 10_000, launched=(at, at + 10), name="vectorized_elementwise_kernel")
+            begin += 10_000
+        file.kernel(begin, begin + 10_000, launched=(1_000 * number + 800, 1_000 * number + 810), name="nvjet")
+        begin += 10_000
+    found = of_rule("unfused-chains", file.write())
+    assert [(finding.layer, finding.saves_ns) for finding in found] == [
+        ("layers.3.mlp", 190_000),
+        ("layers.0.mlp", 160_000),
+    ]
+
+
+def test_a_chain_costs_what_the_host_takes_to_launch_it(tmp_path: Path) -> None:
+    """Each of eight kernels runs for 2 µs, and the host launches one every 10 µs."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file)
+    for number in range(8):
+        at = 10_000 * number
+        file.kernel(at + 5_000, at + 7_000, launched=(at, at + 3_000), name="vectorized_elementwise_kernel")
+    (finding,) = of_rule("unfused-chains", file.write())
+    assert finding.saves_ns == (7 * 10_000 + 2_000) * 7 // 8
