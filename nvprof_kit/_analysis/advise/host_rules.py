@@ -61,7 +61,7 @@ def launch(program: Program) -> Iterator[Finding]:
     import pandas as pd
 
     stalls, at_copies = program.stalls, program.gaps_at_copies
-    busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"] == "unknown"]])
+    busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"].isin(("unknown", "launch"))]])
     saves = program.idle_ns("launch", "unknown") - int(busy_elsewhere["idle_ns"].sum())
     notes = []
     if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:

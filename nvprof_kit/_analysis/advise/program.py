@@ -213,13 +213,28 @@ class Program(Operations):
     @cached_property
     def gaps_at_copies(self) -> pd.DataFrame:
         """The gaps outside layers in which the host works on what a copy through pageable memory brought it, or
-        prepares what one takes away.
+        prepares what one takes away; and those between two such copies of a step that are longer than all operations
+        between the copies, as where a loop copies number after number.
         """
         gaps, copies = self.gaps, self.ops[self.ops["host_memory"] == "pageable"]
         beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
         beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])
-        works = gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python"))
-        chosen: pd.DataFrame = gaps[beside & works & (gaps["layer"] == NO_LAYER)]
+        works = beside & gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python"))
+        ends, ops = np.sort(copies["end_ns"]), self.ops.sort_values("end_ns")
+        work_ns = np.append(0, ops["ns"].cumsum())[np.searchsorted(ops["end_ns"], ends, side="right")]
+        before = np.searchsorted(ends, gaps["start_ns"], side="right") - 1
+        is_between = (before >= 0) & (before + 1 < len(ends))
+        if is_between.any():
+            last = np.minimum(before + 1, len(ends) - 1)
+            step_starts = np.sort(self.steps["start_ns"])
+            step = np.searchsorted(step_starts, ends, side="right")
+            is_between &= step[before] == step[last]
+            works |= (
+                is_between
+                & (work_ns[last] - work_ns[before] <= gaps["idle_ns"])
+                & gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python", "launch", "copy", "queued"))
+            )
+        chosen: pd.DataFrame = gaps[works & (gaps["layer"] == NO_LAYER)]
         return chosen
 
     @cached_property

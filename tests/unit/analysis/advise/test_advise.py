@@ -872,3 +872,19 @@ def test_a_chain_costs_what_the_host_takes_to_launch_it(tmp_path: Path) -> None:
         file.kernel(at + 5_000, at + 7_000, launched=(at, at + 3_000), name="vectorized_elementwise_kernel")
     (finding,) = of_rule("unfused-chains", file.write())
     assert finding.saves_ns == (7 * 10_000 + 2_000) * 7 // 8
+
+
+@pytest.mark.parametrize(("kernel_us", "saves_us"), [(1, 5 * 1 + 4 * 18), (15, 5 * 1)], ids=["a number", "work"])
+def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(
+    tmp_path: Path, kernel_us: int, saves_us: int
+) -> None:
+    """Every 20 µs a copy of 1 µs, and a kernel before it; a kernel that takes longer than the GPU idles is work."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 300_000, category="step", payload=0)
+    file.kernel(1_000, 100_000, launched=(0, 500))
+    for at in range(100_000, 200_000, 20_000):
+        end = at + 1_000 * kernel_us
+        file.kernel(at, end, launched=(at - 3_000, at - 2_000))
+        file.kernel(end, end + 1_000, launched=(end - 600, end - 500), table="MEMCPY", memory=(2, 0), size=64)
+    copies = of_rule("copies", file.write())
+    assert sum(finding.saves_ns for finding in copies) == 1_000 * saves_us
