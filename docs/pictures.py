@@ -102,7 +102,7 @@ def perfetto_picture(folder: Path) -> None:
     from support.perfetto_ui import opened_in_perfetto
 
     (folder / "ddp.sqlite.xz").symlink_to(DATA / "ddp.rank0-2024.2.sqlite.xz")
-    run(folder, "export", "ddp.sqlite.xz", "--step", "2", "-o", "step.json")
+    run(folder, "export", "ddp.sqlite.xz", "--steps", "2", "-o", "step.json")
     with browser() as started, opened_in_perfetto(started, folder / "step.json") as ui:
         ui.page.set_viewport_size({"width": 1200, "height": 640})
         ui.expand()

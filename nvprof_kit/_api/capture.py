@@ -479,45 +479,37 @@ class Capture:
         sources = tuple(source for side in sides for capture in side for source in capture.sources)
         return _with_work(replace(result, sources=sources, view=view)).selected(**rows)
 
-    def plot(
-        self, view: PlotView = "layers", *, depth: int | None = None, step: int | None = None, steps: Steps = None
-    ) -> Plot:
+    def plot(self, view: PlotView = "layers", *, depth: int | None = None, steps: Steps = None) -> Plot:
         """Draw the capture, in colors that readers with color blindness can tell apart.
 
         Args:
             view: ``layers``: a bar per layer, by phase. ``timeline``: one step over time, layers above the GPU's
                 streams, with idle gaps.
             depth: Levels of the model to draw. [default: as many as fit]
-            step: Step number of the timeline. [default: the step of median length]
-            steps: As in `layers`.
+            steps: As in `layers`; the timeline is of the step of median length among them.
 
         Raises:
-            UsageError: The view is unknown, or the capture lacks the step.
+            UsageError: The view is unknown, or none of the requested steps is in the capture.
         """
         from nvprof_kit._result.result import Plot
 
         _among(view, get_args(PlotView), "plot")
         if view == "layers":
-            if step is not None:
-                raise UsageError("--step is for --view timeline; layers shows every step")
             result = self.layers(depth=depth, steps=steps)
             return Plot(view, result.figure(), result.rows, result.warnings, sources=self.sources)
         from nvprof_kit._report.plots.timeline import timeline_figure
 
-        drawn, info = self._timeline(step, _steps(steps), typical=True)
+        drawn, info = self._timeline(_steps(steps), typical=True)
         return Plot(view, timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
-    def report(
-        self, *others: Capture | str | Path, step: int | None = None, findings: bool | None = None, steps: Steps = None
-    ) -> Document:
+    def report(self, *others: Capture | str | Path, findings: bool | None = None, steps: Steps = None) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
 
         Args:
             others: Captures to compare with this one on the same page. The page shows all details of the first captures
                 and only a comparison of further ones, names those it leaves out, and stays below 8 MB.
-            step: The only step on the timeline. [default: all, with a selector]
             findings: Include the findings of `advise` and `breakdown`. [default: for up to 200,000 GPU operations]
-            steps: As in `layers`.
+            steps: As in `layers`; the timeline has only these. [default: all steps but warm-up, on the timeline all]
 
         Returns:
             The page, which loads nothing from the network; `Document.save` writes it. If a FLOP count next to a capture
@@ -533,7 +525,7 @@ class Capture:
         whole = min(len(captures), MAX_WHOLE)
         for capture in captures[:MAX_COMPARED]:
             if len(sheets) < whole:
-                sheet, unfit = capture._sheet(step, findings, _steps(steps), whole)
+                sheet, unfit = capture._sheet(findings, _steps(steps), whole)
                 sheets.append(sheet)
                 compared.append(sheet.layers)
                 warnings += unfit
@@ -545,41 +537,37 @@ class Capture:
         sources = tuple(source for capture in captures for source in capture.sources)
         return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, as_issues("flops", warnings))
 
-    def export(self, *, step: int | None = None, data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
+    def export(self, *, data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
         """Make a trace for the Perfetto UI, with layers, phases, streams and idle gaps as tracks.
 
         Args:
-            step: Include only this step. [default: the whole capture]
             data_format: Plain or gzipped JSON; the UI opens both.
-            steps: Include only these steps, and what ran between consecutive ones; None for the whole capture.
+            steps: Include only these steps, and what ran between consecutive ones. [default: the whole capture]
 
         Raises:
-            UsageError: The capture does not contain the step, or both step and steps are given.
+            UsageError: None of the requested steps is in the capture.
         """
         from nvprof_kit._report.export import SUFFIXES, trace_events
         from nvprof_kit._result.writer import Document
 
-        timeline, info = self._timeline(step, _steps(steps))
+        timeline, info = self._timeline(_steps(steps))
         _among(data_format, get_args(TraceForm), "form of a trace")
         return Document(
             lambda: trace_events(timeline, info, data_format), SUFFIXES[data_format], self.sources, info.warnings
         )
 
-    def _timeline(self, step: int | None, steps: StepOptions, *, typical: bool = False) -> tuple[Timeline, CaptureInfo]:
-        """What ran in a step, in some steps, or in the whole capture; or in a typical one of the steps."""
-        from nvprof_kit._analysis.attribution.steps import chosen_steps, instance_of, step_times, typical_step
+    def _timeline(self, steps: StepOptions, *, typical: bool = False) -> tuple[Timeline, CaptureInfo]:
+        """What ran in some steps, or in the whole capture; or in a typical one of the steps."""
+        from nvprof_kit._analysis.attribution.steps import chosen_steps, step_times, typical_step
         from nvprof_kit._analysis.timeline import OPTIONAL, timeline
 
-        if step is not None and steps.selects:
-            raise UsageError("one step (--step) and several (--steps) are asked for; needed is one of them")
         operations = self._operations(OPTIONAL)
         trace, attribution = operations.trace, operations.attribution
-        times, chosen = step_times(trace, attribution), None
+        number, chosen = attribution.ranges.steps, None
         if steps.selects:
-            chosen = chosen_steps(steps, attribution.ranges.steps, str(self.path))
-        if step is not None:
-            chosen = times.index == instance_of(times, step, str(self.path))
-        elif typical and len(times):
+            chosen = chosen_steps(steps, number, str(self.path))
+        if typical and len(number):
+            times = step_times(trace, attribution)
             chosen = times.index == typical_step(times if chosen is None else times[chosen])
         return timeline(trace, attribution, chosen), trace.info
 
@@ -710,7 +698,7 @@ class Capture:
             raise CaptureError(f"{self.path}: {reason}; `layers` still shows CPU times")
         return self._attributed_ops
 
-    def _sheet(self, step: int | None, findings: bool | None, steps: StepOptions, of: int) -> tuple[Sheet, list[str]]:
+    def _sheet(self, findings: bool | None, steps: StepOptions, of: int) -> tuple[Sheet, list[str]]:
         """This capture on a page of several, and why it has no MFU although a FLOP count exists."""
         from nvprof_kit._analysis.advise.advise import OPTIONAL as FOR_FINDINGS
         from nvprof_kit._analysis.layers.layers import OPTIONAL as FOR_LAYERS
@@ -738,7 +726,7 @@ class Capture:
         ]
         scope: dict[str, Any] = {"with_findings": with_findings, "of": of}
         scope["left_out"] = [] if with_findings or findings is False else left_out
-        return sheet_of(operations, steps, step, flops=flops, **scope), unfit
+        return sheet_of(operations, steps, flops=flops, **scope), unfit
 
 
 def _with_work(result: Diff) -> Diff:

@@ -260,7 +260,6 @@ class Job:
         self,
         *,
         ranks: Sequence[int] = (),
-        step: int | None = None,
         data_format: TraceForm = "json.gz",
         steps: Steps = None,
     ) -> Document:
@@ -268,13 +267,11 @@ class Job:
 
         Args:
             ranks: Include only these ranks; all by default.
-            step: Include only this step; None for the whole captures.
             data_format: Plain or gzipped JSON; the UI opens both.
             steps: Include only these steps; None for the whole captures.
 
         Raises:
-            UsageError: The job does not contain the rank or step, its captures no longer exist, or one contains several
-                ranks.
+            UsageError: The job lacks the rank or the steps, its captures are gone, or one contains several ranks.
         """
         import pandas as pd
 
@@ -303,7 +300,7 @@ class Job:
             sources += capture.sources
 
             def read(capture: Capture = capture) -> tuple[Timeline, CaptureInfo]:
-                timeline = capture._timeline(step, chosen)
+                timeline = capture._timeline(chosen)
                 capture.close()  # keep only one capture in memory at a time
                 return timeline
 

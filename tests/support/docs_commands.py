@@ -71,6 +71,7 @@ _STAGE = "[RANK {}] {}, start={:.6f}, end={:.6f}, cpu_dur=0.800000s, cuda_dur=90
 
 WORDS = {
     " /shared/maps": " maps",
+    "--steps 12": "--steps 4",
     "--step 12": "--step 4",
     "flops before.sqlite": "flops run.sqlite",
     "model.layers.1 ": "encoder.layers.1 ",

@@ -43,7 +43,7 @@ reveal_type(capture.sql("SELECT 1"))  # pandas.core.frame.DataFrame
 reveal_type(capture.plot("timeline").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.report("other.sqlite").data)  # bytes
 reveal_type(capture.ncu_plan().script())  # str
-reveal_type(capture.export(step=3).save("run.json.gz"))  # pathlib.Path
+reveal_type(capture.export(steps=3).save("run.json.gz"))  # pathlib.Path
 reveal_type(capture.info.gpus)  # tuple[str, ...]
 reveal_type(capture.warnings)  # tuple[nvprof_kit.issues.Issue, ...]
 reveal_type(capture.steps)  # pandas.core.frame.DataFrame

@@ -410,17 +410,3 @@ def typical_step(times: pd.DataFrame) -> int | None:
 def slowest_step(times: pd.DataFrame) -> int | None:
     """The instance with the largest `wall_ns`, the last of equals; None if there is no step."""
     return int(times.index[np.argsort(times["wall_ns"].to_numpy(), kind="stable")[-1]]) if len(times) else None
-
-
-def instance_of(times: pd.DataFrame, step: int, path: str) -> int:
-    """The first instance with a step number.
-
-    Raises:
-        UsageError: There is no such step.
-    """
-    matches = np.flatnonzero(times["step"].to_numpy() == step)
-    if not len(matches):
-        numbers = times["step"].tolist()
-        sentence = f"it has steps {min(numbers)} to {max(numbers)}" if numbers else "it has no steps"
-        raise UsageError(f"{path}: no step {step}; {sentence}")
-    return int(times.index[matches[0]])

@@ -139,7 +139,7 @@ def plot(output: Output, captures: tuple[str, ...], **options: Any) -> None:
 
 
 @OUT.verb(
-    "nvprof-kit export run.sqlite --step 12 -o step.json.gz",
+    "nvprof-kit export run.sqlite --steps 12 -o step.json.gz",
     also=(Capture.export, open_capture),
     without=("model", "kernel_rules"),
     writes={".json.gz": "json.gz", ".gz": "json.gz", ".json": "json"},

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._analysis.advise.advise import Advice, advise
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.attribution.steps import (
     StepOptions,
-    instance_of,
     slowest_step,
     step_times,
     typical_step,
@@ -132,7 +130,6 @@ def _short_path(path: str) -> str:
 def sheet_of(
     operations: Operations,
     steps: StepOptions,
-    step: int | None,
     *,
     flops: Flops | None,
     with_findings: bool,
@@ -145,15 +142,11 @@ def sheet_of(
         operations: The operations, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, with findings those of
             `nvprof_kit._analysis.advise.advise.OPTIONAL`, and the tables of `nvprof_kit._trace.schema.MEMORY_TABLES` to
             show memory.
-        steps: The steps that the figures per step cover.
-        step: The only step on the timeline; None for all.
+        steps: The steps that the figures per step cover; if they are selected, the timeline has no others.
         flops: FLOPs and utilization; None if operators were not counted.
         with_findings: Whether to look for findings, and to break the steps down.
         left_out: One sentence for each omitted analysis.
         of: Number of captures with full content, which share the limits of the page.
-
-    Raises:
-        UsageError: The capture has no such step.
     """
     trace, attribution = operations.trace, operations.attribution
     path, on_gpu = trace.info.path, trace.info.on_gpu
@@ -162,9 +155,11 @@ def sheet_of(
     summary, cells = result.summary, Cells.of(attribution.ranges, result.steps)
     memory = layer_memory(trace, attribution.ranges, cells).of_tree(cells, result.tree) if has_memory(trace) else None
     advice, tables = _findings(operations, steps, flops) if with_findings and len(trace.ops) else (None, [])
-    starts = [] if advice is None or step is not None else [finding.start_ns for finding in advice.findings]
-    titled = _titled_steps(times, step, path, starts, result.steps.shown)
-    drawn, shown_steps, idle = _in_time(operations, times, titled, alone=step is not None)
+    starts = [] if advice is None else [finding.start_ns for finding in advice.findings]
+    selected = result.steps.shown if steps.selects else None
+    drawn = timeline(trace, attribution, selected)
+    selectable = times if selected is None else times[selected]
+    shown_steps, idle = _steps_in_time(drawn, selectable, _titled_steps(selectable, starts, times[result.steps.shown]))
     page_rows = PageRows.of(result.tree, MAX_ROWS // of)
     columns, rows, total = layer_table(result, page_rows, memory, flops)
     is_counted = result.steps.of_ops(attribution)
@@ -173,11 +168,11 @@ def sheet_of(
     for measure, name in (("kept", "memory kept by a forward"), ("cuda", "memory taken from CUDA")):
         if memory is not None and (memory[f"{measure}_bytes"].fillna(0) > 0).any():
             measures[measure] = name
-    gone, unshown = len(result.tree) - len(page_rows.rows), len(times) - len(shown_steps) if step is None else 0
+    gone, unshown = len(result.tree) - len(page_rows.rows), len(selectable) - len(shown_steps)
     left_out = [
         *([f"{gone:,} layers of little time: nvprof-kit layers {path} --format csv"] if gone else []),
         *left_out,
-        *([f"{unshown:,} steps cannot be chosen: nvprof-kit report {path} --step N"] if unshown > 0 else []),
+        *([f"{unshown:,} steps cannot be chosen: nvprof-kit report {path} --steps N"] if unshown > 0 else []),
     ]
     variables = {
         "path": path,
@@ -283,13 +278,9 @@ def _linked(advice: Advice, result: Layers, shown_steps: Sequence[ShownStep]) ->
 # ---------------------------------------------------------------- steps and time
 
 
-def _titled_steps(
-    times: pd.DataFrame, step: int | None, path: str, starts: Sequence[int], is_shown: npt.NDArray[np.bool_]
-) -> dict[int | None, str]:
+def _titled_steps(times: pd.DataFrame, starts: Sequence[int], shown: pd.DataFrame) -> dict[int | None, str]:
     """The titles of the highlighted step instances, those with findings by their start; None is the whole capture."""
-    if step is not None:
-        return {instance_of(times, step, path): f"step {step}"}
-    typical, slowest = typical_step(times[is_shown]), slowest_step(times[is_shown])
+    typical, slowest = typical_step(shown), slowest_step(shown)
     if typical is None or slowest is None:
         return {None: "the whole capture"}
     number = times["step"]
@@ -302,12 +293,11 @@ def _titled_steps(
     return titles
 
 
-def _in_time(
-    operations: Operations, times: pd.DataFrame, titled: Mapping[int | None, str], *, alone: bool
-) -> tuple[Timeline, list[ShownStep], pd.DataFrame]:
-    """The timeline, the steps to choose on it, beginning with the titled ones, and the idle time of the first."""
+def _steps_in_time(
+    drawn: Timeline, times: pd.DataFrame, titled: Mapping[int | None, str]
+) -> tuple[list[ShownStep], pd.DataFrame]:
+    """The steps to choose on the timeline, beginning with the titled ones, and the idle time of the first."""
     first, title = next(iter(titled.items()))
-    drawn = timeline(operations.trace, operations.attribution, times.index == first if alone else None)
     idle = drawn.idle_times()
     sentences: dict[int, dict[int, str]] = {}
     for row in idle.to_dict("records"):
@@ -315,15 +305,13 @@ def _in_time(
         sentence = f"GPU {row['device']}: idle {share} of the time, in {row['gaps']:,} gap{'s' * (row['gaps'] != 1)}"
         sentences.setdefault(row["instance"], {})[row["device"]] = sentence
     if first is None:
-        step = ShownStep(None, None, title, drawn.start_ns, drawn.end_ns, sentences.get(NONE, {}))
-        return drawn, [step], idle
-    others = () if alone else (instance for instance in times.index if instance not in titled)
+        return [ShownStep(None, None, title, drawn.start_ns, drawn.end_ns, sentences.get(NONE, {}))], idle
     steps = []
-    for instance in [*titled, *others][:MAX_STEPS]:
+    for instance in [*titled, *(instance for instance in times.index if instance not in titled)][:MAX_STEPS]:
         number, start, end = times.loc[instance, ["step", "start_ns", "end_ns"]].tolist()
         title = titled.get(instance, f"step {number}")
         steps.append(ShownStep(instance, number, title, start, end, sentences.get(instance, {}), instance in titled))
-    return drawn, steps, idle[idle["instance"] == first]
+    return steps, idle[idle["instance"] == first]
 
 
 def _drawn_steps(

@@ -141,7 +141,7 @@ def test_the_trace_is_that_of_the_command_line(job: Job, captures: list[Path], t
 
 
 def test_some_ranks_and_one_step(job: Job, tmp_path: Path) -> None:
-    two = job.export(ranks=[0, 2], step=1).save(tmp_path / "two.json.gz")
+    two = job.export(ranks=[0, 2], steps=1).save(tmp_path / "two.json.gz")
     names = " ".join(sorted(processes(two)))
     assert "rank 0" in names and "rank 2" in names and "rank 1" not in names
     assert two.stat().st_size < job.export().save(tmp_path / "all.json.gz").stat().st_size

@@ -25,7 +25,7 @@ CAPTURES = ["llama-2023.4", "graph-2023.4", "checkpoint-2023.4", "hooks-ddp-2024
 
 
 def exported(path: Path, step: int | None = None) -> dict[str, Any]:
-    return json.loads(gzip.decompress(nvprof_kit.open(path).export(step=step).data), parse_float=Decimal)
+    return json.loads(gzip.decompress(nvprof_kit.open(path).export(steps=step).data), parse_float=Decimal)
 
 
 def ns(microseconds: Decimal | int) -> int:

@@ -41,8 +41,8 @@ def test_headlines(capture: nvprof_kit.Capture) -> None:
         ("In a named layer", "87.5 %", "100.0 % of forward and backward"),  # 700 of 800
         ("Costliest layer by its own work", "a.b", "50.0 %"),
     ]
-    with pytest.raises(UsageError, match="no step 3; it has steps 1 to 1"):
-        capture.report(step=3)
+    with pytest.raises(UsageError, match="none of the requested steps is in it; it has 1 steps, 1 to 1"):
+        capture.report(steps=3)
 
 
 def test_the_drawn_timeline(capture: nvprof_kit.Capture) -> None:

@@ -25,7 +25,7 @@ def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path: Path) -> None:
     file.range_("a.3", 125, 135)
     file.kernel(1000, 1100, launched=(120, 121))
     file.kernel(1200, 1400, launched=(130, 131))
-    plot = nvprof_kit.open(file.write()).plot("timeline", step=2)
+    plot = nvprof_kit.open(file.write()).plot("timeline", steps=2)
     assert plot.rows["layer"].tolist() == ["(none)", "a", "a.3"]
     figure = plot.figure()
     (axes,) = figure.axes
