@@ -24,6 +24,8 @@ FloatArray = npt.NDArray[np.float64]
 
 _ALIKE, _ALIKE_MIXERS, _SAME_STACK, _SAME_BLOCK, _SAME_ATTENTION = 0.6, 0.65, 0.5, 0.8, 0.7
 """Shares of common kernels from which on stretches repeat, pairs of mixers repeat, and the others are the same."""
+_UNLIKE = 0.5
+"""Stretches that are less alike have nothing in common."""
 _CONTEXT = 8
 _MOST_SIDES = 8
 _ATTENTION = [list(CLASSES).index(name) for name in ("attention", "softmax")]
@@ -139,8 +141,9 @@ def find_passes(sequence: Sequence) -> list[Pass]:
     """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
     recomputed_at = np.array([anchor.first for anchor in sequence.anchors if anchor.recomputed], dtype=np.int64)
     passes = _split(sequence)
-    for split in (_split_runs, _split_stacks):
+    for split in (_split_runs, _split_lone, _split_unlike, _split_stacks):
         passes = _each(passes, sequence, split)
+    passes = _with_bounds(_mirrored(passes), len(sequence.token))
     widths: dict[bytes, tuple[int, int]] = {}
     for model_pass in passes:
         span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1].tobytes()
@@ -277,6 +280,72 @@ def _split_runs(sequence: Sequence, model_pass: Pass) -> list[int]:
     return sorted(cuts - {0, len(anchors)})
 
 
+def _likeness(sequence: Sequence, span: slice, other: slice) -> float:
+    """How alike two stretches are, by their kernels or, where those differ, by the classes of them: 0 to 1."""
+    token, coarse = sequence.token, sequence.coarse
+    return max(similarity(token[span], token[other]), similarity(coarse[span], coarse[other]) - 0.15)
+
+
+def _split_lone(sequence: Sequence, model_pass: Pass) -> list[int]:
+    """Where the first or last attention is no block's: what is next to it, and between it and the others, is not next
+    to or between others, as where a model pools its inputs or outputs.
+    """
+    if len(model_pass.anchors) < 5:
+        return []
+    cuts = []
+    for turn, cut in ((1, 1), (-1, len(model_pass.anchors) - 1)):
+        gap, *gaps = _spans(model_pass)[::turn][:4]
+        anchor, *anchors = model_pass.anchors[::turn][:5]
+        if not any(_likeness(sequence, gap, other) >= _UNLIKE for other in gaps) and not any(
+            _likeness(sequence, _beside(anchor, side), _beside(other, side)) >= _UNLIKE
+            for other in anchors
+            for side in (-1, 1)
+        ):
+            cuts.append(cut)
+    return cuts
+
+
+def _beside(anchor: Anchor, side: int) -> slice:
+    """The kernels just before an anchor, or just after it."""
+    if side < 0:
+        return slice(max(anchor.first - _CONTEXT, 0), anchor.first)
+    return slice(anchor.last + 1, anchor.last + 1 + _CONTEXT)
+
+
+def _split_unlike(sequence: Sequence, model_pass: Pass) -> list[int]:
+    """Where one stack follows another: what is between two blocks is like nothing near, and what is before it is like
+    nothing after it.
+    """
+    spans = _spans(model_pass)
+    cuts = []
+    for index in range(2, len(spans) - 2):
+        before, after = spans[max(index - 3, 0) : index], spans[index + 1 : index + 4]
+        unlike = all(_likeness(sequence, spans[index], span) < _UNLIKE for span in (*before, *after))
+        if unlike and all(_likeness(sequence, a, b) < _UNLIKE for a in before for b in after):
+            cuts.append(index + 1)
+    return cuts
+
+
+def _mirrored(passes: list[Pass]) -> list[Pass]:
+    """The passes, a backward one divided as the forward passes before it are, in reverse, if it runs all of them."""
+    divided: list[Pass] = []
+    sizes: list[int] = []
+    for model_pass in passes:
+        anchors = model_pass.anchors
+        if model_pass.direction == FORWARD:
+            if divided and divided[-1].direction == BACKWARD:
+                sizes = []
+            sizes.append(len(anchors))
+            divided.append(model_pass)
+            continue
+        if len(sizes) > 1 and sum(sizes) == len(anchors):
+            edges = np.cumsum([0, *reversed(sizes)]).tolist()
+            divided += [Pass(BACKWARD, anchors[first:end]) for first, end in pairwise(edges)]
+        else:
+            divided.append(model_pass)
+    return divided
+
+
 def _split_stacks(sequence: Sequence, model_pass: Pass) -> list[int]:
     """Where the blocks of a pass become others, in the products before their attention too (after it backward), as
     double and single blocks do.
@@ -343,15 +412,12 @@ def _gaps(sequence: Sequence, model_pass: Pass) -> list[Int64Array]:
 
 def _width(sequence: Sequence, model_pass: Pass) -> int:
     """How many anchors a block of the pass has; 0 if the pass shows no repetition."""
-    spans, token, coarse = _spans(model_pass), sequence.token, sequence.coarse
+    spans = _spans(model_pass)
     if not spans:
         return 0
 
     def likeness(distance: int) -> list[float]:
-        return [
-            max(similarity(token[a], token[b]), similarity(coarse[a], coarse[b]) - 0.15)
-            for a, b in zip(spans, spans[distance:], strict=False)
-        ]
+        return [_likeness(sequence, a, b) for a, b in zip(spans, spans[distance:], strict=False)]
 
     neighbours, every_second = likeness(1), likeness(2)
     if len(model_pass.anchors) % 2 == 0 and len(spans) >= 3:
@@ -366,7 +432,8 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
     if not neighbours:
         return 1
     best = np.maximum([0.0, *neighbours], [*neighbours, 0.0])
-    repeats = len(every_second) > 1 and float(np.median(every_second)) >= _ALIKE
+    least = _ALIKE if len(every_second) > 1 else _SAME_BLOCK
+    repeats = bool(every_second) and float(np.median(every_second)) >= least
     return int(repeats or float(np.median(best)) >= _ALIKE)
 
 

@@ -180,7 +180,10 @@ def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Nam
     softmax &= ~_near(names.selection[token] | _is_a(coarse, "experts"), 6, 6)
     before, after = _near(product, _GROUP, 0), _near(product, 0, _GROUP)
     softmax &= (before & after) if names.selection[token].any() else (before | after)
-    anchor = softmax | names.scan[token] | _is_a(coarse, "attention", "ssm")
+    mixer = softmax | _is_a(coarse, "attention", "ssm")
+    if not mixer.any() and not _is_a(coarse, "embedding").any():
+        return ()  # a convolutional network has depthwise convolutions too
+    anchor = mixer | names.scan[token]
     backward = names.backward[token]
     if (softmax & backward).any() != (softmax & ~backward).any() and (anchor & ~softmax & backward).any():
         anchor &= ~softmax
