@@ -34,7 +34,7 @@ _LEAST_EDGE, _LEAST_RUN = 3, 3
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
 
-_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND, _PRODUCT, _SUM = 1.0, 0.75, -1.0, -1.5, -0.05, -2.0, -30.0
+_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND, _PRODUCT, _SUM = 1.0, 0.75, -1.0, -1.5, -0.05, -2.0, -8.0
 _OTHER_PRODUCT = -0.25
 """Scores of an alignment: an equal kernel, a norm for a norm, another kernel, a gap, and each kernel in it, product or
 sum of a residual stream; a product for a product.
@@ -313,15 +313,19 @@ def _beside(anchor: Anchor, side: int) -> slice:
 
 
 def _split_unlike(sequence: Sequence, model_pass: Pass) -> list[int]:
-    """Where one stack follows another: what is between two blocks is like nothing near, and what is before it is like
-    nothing after it.
+    """Where one stack follows another: the stretches before are like none after, and what is between the two is like
+    neither, or what is next to their attention is not.
     """
     spans = _spans(model_pass)
-    cuts = []
+    cuts: list[int] = []
     for index in range(2, len(spans) - 2):
-        before, after = spans[max(index - 3, 0) : index], spans[index + 1 : index + 4]
-        unlike = all(_likeness(sequence, spans[index], span) < _UNLIKE for span in (*before, *after))
-        if unlike and all(_likeness(sequence, a, b) < _UNLIKE for a in before for b in after):
+        before, after = spans[max(index - 3, *cuts[-1:], 0) : index], spans[index + 1 : index + 4]
+        if len(before) < 2 or any(_likeness(sequence, a, b) >= _UNLIKE for a in before for b in after):
+            continue
+        first, second = model_pass.anchors[index : index + 2]
+        if all(_likeness(sequence, spans[index], span) < _UNLIKE for span in (*before, *after)) or all(
+            _likeness(sequence, _beside(first, side), _beside(second, side)) < _UNLIKE for side in (-1, 1)
+        ):
             cuts.append(index + 1)
     return cuts
 
