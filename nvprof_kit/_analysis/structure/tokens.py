@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,8 @@ _CONTIGUOUS = re.compile(r"vectorized_elementwise_kernel<")
 _SUM_AND_NORM = re.compile(r"add_?\w{0,12}(rms|layer)_?norm|(rms|layer)_?norm\w*add|triton_\w*add\w*(rsqrt|norm)", re.I)
 _COPIES = re.compile(r"multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<")
 _SELECTION = re.compile(r"topk|sort", re.I)
+_CANDIDATES, _RECURS = 64, 0.8
+"""Of a stretch without attention so many kernels are tried as anchors; so much of what is between two recurs."""
 _GROUP = 12
 """At most so many kernels between two anchors of one attention, and between a softmax and its products."""
 
@@ -181,9 +184,11 @@ def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Nam
     before, after = _near(product, _GROUP, 0), _near(product, 0, _GROUP)
     softmax &= (before & after) if names.selection[token].any() else (before | after)
     mixer = softmax | _is_a(coarse, "attention", "ssm")
+    anchor = mixer | names.scan[token]
     if not mixer.any() and not _is_a(coarse, "embedding").any():
         return ()  # a convolutional network has depthwise convolutions too
-    anchor = mixer | names.scan[token]
+    if not anchor.any():
+        return _recurring(token, coarse, tid, names)
     backward = names.backward[token]
     if (softmax & backward).any() != (softmax & ~backward).any() and (anchor & ~softmax & backward).any():
         anchor &= ~softmax
@@ -209,6 +214,38 @@ def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Nam
         is_recomputed = anchor_direction == BACKWARD and bool((named[of_anchor] == FORWARD)[~neutral[of_anchor]].all())
         anchors.append(Anchor(int(positions[start]), int(positions[end]), anchor_direction, is_recomputed))
     return tuple(anchors)
+
+
+def _recurring(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Names) -> tuple[Anchor, ...]:
+    """Anchors of a model without attention or scans: in each stretch between look-ups, losses and changes of the thread,
+    the kernel that recurs the fewest times, with alike kernels between.
+    """
+    outer = names.ends[token] | _is_a(coarse, "embedding", "optimizer", "sampling")
+    backward = np.isin(tid, np.unique(tid[names.backward[token]]))
+    backward &= not backward.all()
+    cuts = np.flatnonzero(outer[1:] | outer[:-1] | (backward[1:] != backward[:-1])) + 1
+    anchors: list[Anchor] = []
+    recurring_in: dict[bytes, Int64Array] = {}
+    for start, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(token)], strict=True):
+        stretch = token[start:end]
+        key = stretch.tobytes()
+        if key not in recurring_in:
+            recurring_in[key] = _fewest(stretch)
+        direction = BACKWARD if backward[start] else FORWARD
+        anchors += [Anchor(start + position, start + position, direction) for position in recurring_in[key].tolist()]
+    return tuple(anchors)
+
+
+def _fewest(stretch: Int64Array) -> Int64Array:
+    """Positions of the kernel that recurs the fewest times, at least three, over most of a stretch."""
+    kernels, counts = np.unique(stretch, return_counts=True)
+    for kernel in kernels[np.argsort(counts, kind="stable")][np.sort(counts) >= 3][:_CANDIDATES].tolist():
+        positions = np.flatnonzero(stretch == kernel)
+        between = [np.bincount(stretch[a:b], minlength=kernels[-1] + 1) for a, b in pairwise(positions)]
+        alike = [np.minimum(a, b).sum() / np.maximum(a, b).sum() for a, b in pairwise(between)]
+        if min(alike) >= _RECURS and positions[-1] - positions[0] >= len(stretch) / 2:
+            return positions
+    return np.zeros(0, dtype=np.int64)
 
 
 def _near(marked: Bools, before: int, after: int) -> Bools:
