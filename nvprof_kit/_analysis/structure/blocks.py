@@ -34,7 +34,7 @@ _LEAST_EDGE, _LEAST_RUN = 3, 3
 _COMMON = 0.75
 """A kernel that is in more of the stretches between anchors than this is part of every block."""
 
-_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND, _PRODUCT, _SUM = 1.0, 0.75, -1.0, -1.5, -0.05, -2.0, -8.0
+_MATCH, _AKIN, _MISMATCH, _OPEN, _EXTEND, _PRODUCT, _SUM = 1.0, 0.75, -1.0, -1.5, -0.05, -2.0, -12.0
 _OTHER_PRODUCT = -0.25
 """Scores of an alignment: an equal kernel, a norm for a norm, another kernel, a gap, and each kernel in it, product or
 sum of a residual stream; a product for a product.

@@ -217,7 +217,7 @@ def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Nam
 
 
 def _recurring(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Names) -> tuple[Anchor, ...]:
-    """Anchors of a model without attention or scans: in each stretch between look-ups, losses and changes of the thread,
+    """Anchors of a model without attention or scans: in each stretch between look-ups, losses and changes of thread,
     the kernel that recurs the fewest times, with alike kernels between.
     """
     outer = names.ends[token] | _is_a(coarse, "embedding", "optimizer", "sampling")
