@@ -14,22 +14,7 @@ from nvprof_kit.errors import CaptureError
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-
-
-class Attention(nn.Module):
-    """Self-attention with heads that share keys and values, causal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.kv, self.o = nn.Linear(32, 32), nn.Linear(32, 16, bias=False), nn.Linear(32, 32)
-
-    def forward(self, x: Any) -> Any:
-        many, length, _ = x.shape
-        q = self.q(x).view(many, length, 4, 8).transpose(1, 2)
-        k, v = self.kv(x).view(many, length, 2, 1, 8).expand(many, length, 2, 4, 8).permute(2, 0, 3, 1, 4)
-        return self.o(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
 class Convolutions(nn.Module):
@@ -64,40 +49,29 @@ class Products(nn.Module):
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "encoder": (lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0), (2, 8, 32)),
-    "attention": (Attention, (2, 8, 32)),
     "convolutions": (Convolutions, (2, 4, 16, 16)),
     "products": (Products, (3, 4, 5)),
     "recurrent cell": (lambda: nn.GRUCell(6, 10), (4, 6)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0), (2, 8, 32)),
 }
 
 
-def recorded(path: Path, run: Callable[[], object], **options: Any) -> Path:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profile:
-        run()
-    profile.export_chrome_trace(str(path))
-    return path
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_all_operations_are_those_of_pytorchs_counter(name: str, dtype: Any, tmp_path: Path) -> None:
-    made, shape = MODELS[name]
+def test_all_operations_are_those_of_pytorchs_counter(name: str, tmp_path: Path) -> None:
+    make, shape = MODELS[name]
     torch.manual_seed(0)
-    model = made().to(dtype)
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
-    if name == "products" and dtype == torch.bfloat16:
-        pytest.skip("it mixes types")  # the model, not the counter
+    model = make().requires_grad_(True)
 
     def step() -> None:
-        model(torch.randn(shape, dtype=dtype, requires_grad=True)).float().square().mean().backward()
+        model(torch.randn(shape, requires_grad=True)).square().mean().backward()
 
     counter = FlopCounterMode(display=False)
     with counter:
         step()
-    path = recorded(tmp_path / "run.json", step, record_shapes=True)
-    result = nvprof_kit.open(path).flops()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        step()
+    profile.export_chrome_trace(str(tmp_path / "run.json"))
+    result = nvprof_kit.open(tmp_path / "run.json").flops()
     # PyTorch's list lacks attention on the CPU, which `count_flops` has too
     with nvprof_kit.count_flops(tmp_path / "count.flops.json"):
         step()
@@ -107,28 +81,6 @@ def test_all_operations_are_those_of_pytorchs_counter(name: str, dtype: Any, tmp
     lacking = sum(one["flops"] for one in counted if "for_cpu" in one["name"])
     assert result.whole.flops - lacking == counter.get_total_flops()
     assert {one["dtype"] for one in counted} == {*"+".join(result.rows["dtype"]).split("+")} - {""}
-
-
-def test_layers_have_their_own_operations_in_both_directions(tmp_path: Path) -> None:
-    """Of each layer and phase what `count_flops` counted there, over the steps."""
-    torch.manual_seed(0)
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
-    nvprof_kit.annotate_model(model)
-
-    def steps() -> None:
-        for number in range(3):
-            with nvprof_kit.step(number):
-                model(torch.randn(2, 8, 32)).square().mean().backward()
-
-    with nvprof_kit.count_flops(tmp_path / "other.flops.json"):
-        steps()
-    path = tmp_path / "run.json.gz"
-    with nvprof_kit.record(path, shapes=True):
-        steps()
-    own = nvprof_kit.open(path).flops().rows.set_index(["layer", "phase"])["flops"]
-    counted = nvprof_kit.open(path).flops(tmp_path / "other.flops.json").rows.set_index(["layer", "phase"])["flops"]
-    assert own.loc["layers.1.self_attn", "backward"] > own.loc["layers.1.self_attn", "forward"] > 0
-    assert own.to_dict() == pytest.approx(counted.to_dict())
 
 
 def event(name: str, start: float, length: float, **args: Any) -> dict[str, Any]:
