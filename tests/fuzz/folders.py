@@ -25,16 +25,8 @@ _FOLDER, _FILE, _CAPTURE = "{folder}", "{file}", "{capture}"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input that is a folder.
-
-    Attributes:
-        seeds: What its folders are made from.
-        verbs: Words of the verbs; ``{folder}``, ``{file}`` and ``{capture}`` stand for paths.
-        lay: Puts the files of a seed into a folder and returns the one that is to be broken.
-        spots: The columns or keys of that file.
-        ways: The ways of `mutate.COLUMN_WAYS` in which these are changed.
-        change: Changes one of them: source, target, spot, way.
-        chance: Changes the file at random.
+    """A kind of input that is a folder: what its folders are made from, the words of the verbs, in which ``{folder}``,
+    ``{file}`` and ``{capture}`` stand for paths, and how the file that is to be broken is laid and changed.
     """
 
     seeds: tuple[str, ...]
@@ -60,10 +52,6 @@ def _unpacked(name: str, target: Path) -> Path:
 # ---------------------------------------------------------------- values in JSON
 
 
-def _values(path: Path) -> Any:
-    return json.loads(path.read_bytes())
-
-
 def _holders(whole: Any, path: str) -> list[dict[str, Any]]:
     """The dicts at a path of keys; a list on the way stands for all its items."""
     found = [whole]
@@ -83,19 +71,15 @@ def _keys(whole: Any, path: str = "") -> Iterator[Spot]:
 
 
 def _value_spots(path: Path) -> list[Spot]:
-    return [spot for spot in _keys(_values(path)) if spot != ("ranges", "inside")]  # its null is a range at the top
+    return [
+        spot for spot in _keys(json.loads(path.read_bytes())) if spot != ("ranges", "inside")
+    ]  # its null is a range at the top
 
 
 def _change_values(source: Path, target: Path, spot: Spot, way: str) -> None:
-    whole = _values(source)
+    whole = json.loads(source.read_bytes())
     for holder in _holders(whole, spot[0]):
-        if spot[1] not in holder:
-            continue
-        value = holder.pop(spot[1])
-        if way == "rename":
-            holder[f"{spot[1]}_of_2031"] = value
-        elif way != "drop":
-            holder[spot[1]] = None if way == "null" else 7 if isinstance(value, str) else "seven"
+        mutate.change_value(holder, spot[1], way)
     mutate.as_json(whole, target)
 
 
@@ -106,7 +90,7 @@ def _random_values(source: Path, target: Path, chance: random.Random) -> None:
     elif way < 0.3:
         mutate.random_text(source, target, chance)
     else:
-        mutate.as_json(mutate.random_nodes(_values(source), chance), target)
+        mutate.as_json(mutate.random_nodes(json.loads(source.read_bytes()), chance), target)
 
 
 # ---------------------------------------------------------------- files beside a capture

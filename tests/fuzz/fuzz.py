@@ -82,15 +82,8 @@ _VERBS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One broken input and the verb that reads it.
-
-    Attributes:
-        kind: Its format.
-        seed: The file it is made from.
-        verb: The words before the file's name.
-        way: What is done to it: a way of `mutate.COLUMN_WAYS`, or ``random``.
-        spot: The column or key that it is done to.
-        number: Which of the random ones.
+    """One broken input and the verb that reads it: its format, the file it is made from, the words before the file's
+    name, what is done to it (a way of `mutate.COLUMN_WAYS`, or ``random``) and to which column or key.
     """
 
     kind: str

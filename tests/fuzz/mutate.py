@@ -14,43 +14,9 @@ from typing import Any
 
 COLUMN_WAYS = ("drop", "rename", "null", "retype")
 
-_ODD = (
-    None,
-    -1,
-    0,
-    1,
-    2**31,
-    2**53 + 1,
-    2**63 - 1,
-    -(2**63),
-    1.5,
-    -0.5,
-    1e300,
-    "abc",
-    "",
-    "=1+1",
-    "\x1b[31m",
-    b"\xff\x00",
-)
-_ODD_JSON = (
-    None,
-    -1,
-    0,
-    2**63,
-    2**70,
-    -(2**63),
-    1.5,
-    1e308,
-    "abc",
-    "12.5",
-    "",
-    [],
-    {},
-    [[]],
-    True,
-    "\x1b]0;x\x07",
-    "\ud800",
-)
+_ODD_NUMBERS = (None, -1, 0, 2**63, -(2**63), 1.5, "abc", "")
+_ODD = (*_ODD_NUMBERS, 1, 2**31, 2**53 + 1, 2**63 - 1, -0.5, 1e300, "=1+1", "\x1b[31m", b"\xff\x00")
+_ODD_JSON = (*_ODD_NUMBERS, 2**70, 1e308, "12.5", [], {}, [[]], True, "\x1b]0;x\x07", "\ud800")
 
 
 # ---------------------------------------------------------------- columns of SQLite
@@ -72,19 +38,11 @@ def change_column(source: Path, target: Path, table: str, column: str, way: str)
     """A copy of a file in which one column is dropped, renamed, empty, or of another type."""
     shutil.copyfile(source, target)
     with closing(sqlite3.connect(target)) as db, db:
-        items = []
-        for row in db.execute(f'PRAGMA table_info("{table}")'):
-            name = f'"{row[1]}"'
-            if row[1] != column:
-                items.append(f"{name} AS {name}")
-            elif way == "rename":
-                items.append(f'{name} AS "{row[1]}_of_2031"')
-            elif way == "null":
-                items.append(f"NULL AS {name}")
-            elif way == "retype":
-                items.append(
-                    f"CASE typeof({name}) WHEN 'text' THEN 7 WHEN 'null' THEN NULL ELSE {name} || '' END AS {name}"
-                )
+        retyped = "CASE typeof({0}) WHEN 'text' THEN 7 WHEN 'null' THEN NULL ELSE {0} || '' END AS {0}"
+        changes = {"rename": f'{{0}} AS "{column}_of_2031"', "null": "NULL AS {0}", "retype": retyped}
+        names = [row[1] for row in db.execute(f'PRAGMA table_info("{table}")')]
+        kept = [name for name in names if name != column or way != "drop"]
+        items = [changes[way].format(f'"{name}"') if name == column else f'"{name}"' for name in kept]
         db.execute(f'CREATE TABLE changed AS SELECT {", ".join(items) or "NULL AS nothing"} FROM "{table}"')
         db.execute(f'DROP TABLE "{table}"')
         db.execute(f'ALTER TABLE changed RENAME TO "{table}"')
@@ -148,24 +106,27 @@ def change_key(whole: dict[str, Any], category: str, key: str, way: str) -> dict
     def change(event: dict[str, Any]) -> dict[str, Any]:
         if event.get("cat") != category or event.get("ph") != "X":
             return event
-        if head:
-            return event | {"args": changed(event.get("args", {}), tail)}
-        return changed(event, tail)
+        return event | {"args": changed(event.get("args", {}), tail)} if head else changed(event, tail)
 
     def changed(holder: dict[str, Any], name: str) -> dict[str, Any]:
-        if name not in holder:
-            return holder
         holder = dict(holder)
-        value = holder.pop(name)
-        if way == "rename":
-            holder[f"{name}_of_2031"] = value
-        elif way == "null":
-            holder[name] = None
-        elif way == "retype":
-            holder[name] = 7 if isinstance(value, str) else "seven" if not isinstance(value, dict) else [7]
+        change_value(holder, name, way)
         return holder
 
     return whole | {"traceEvents": [change(event) for event in whole["traceEvents"]]}
+
+
+def change_value(holder: dict[str, Any], name: str, way: str) -> None:
+    """Drop, rename, empty or retype one value of a dict, if it has it."""
+    if name not in holder:
+        return
+    value = holder.pop(name)
+    if way == "rename":
+        holder[f"{name}_of_2031"] = value
+    elif way == "null":
+        holder[name] = None
+    elif way == "retype":
+        holder[name] = 7 if isinstance(value, str) else [7] if isinstance(value, dict) else "seven"
 
 
 def random_nodes(whole: Any, chance: random.Random) -> Any:
