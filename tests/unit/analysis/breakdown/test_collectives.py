@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.captures.kineto_file import event, kernel, write
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
-from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[3] / "data"
 MOVED = ["ops", "bytes", "exposed_bytes", "ranks", "algorithm_gb_per_s", "bus_gb_per_s"]
@@ -106,19 +105,6 @@ def test_damaged_payloads_are_unknown(file: NsysFile) -> None:
     assert moved(analysed(file.write()))["AllReduce"][:2] == [5, None]
 
 
-def test_names_of_calls_may_be_ids_or_texts(file: NsysFile) -> None:
-    for place, name in enumerate(("ncclAllGather", "ncclAllReduce", "ncclAllGather", "ncclSend")):
-        file.nccl(name, 300 + 40 * place, 330 + 40 * place, "reduce", 77, 16_000, 0)
-        if place > 1:
-            row = file.rows["NVTX_EVENTS"][-1]
-            row["text"], row["textId"] = name, None
-    file.kernel(1_000, 2_000, launched=(210, 220), name=nccl("AllReduce_Sum_f32"))
-    trace = open_capture(file.write(), optional=("collectives",))
-    assert trace.collectives is not None
-    calls = trace.collectives[trace.collectives["start_ns"] >= 300]
-    assert calls["call"].tolist() == ["ncclAllGather", "ncclAllReduce", "ncclAllGather", "ncclSend"]
-
-
 def test_exports_without_payloads_say_so(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "old.sqlite", nsys="2024.2")
     file.range_("layers.0", 0, 50)
@@ -161,32 +147,23 @@ def test_a_real_run_moves_its_parameters(capture: str, collective: str, layer: s
     assert rows["bus_gb_per_s"].tolist() == pytest.approx((factor * rows["algorithm_gb_per_s"]).tolist())
 
 
-def event(category: str, name: str, start: int, end: int, **arguments: Any) -> dict[str, Any]:
-    return {
-        "ph": "X", "cat": category, "name": name, "pid": 7, "tid": 7, "ts": start / 1000, "dur": (end - start) / 1000,
-        "args": arguments,
-    }  # fmt: skip
+def told(kind: str, elements: int, out: int = 0, ranks: int = 2, dtype: str = "Float", **peer: int) -> dict[str, Any]:
+    """What PyTorch notes of a collective."""
+    sizes = {"In msg nelems": elements, "Out msg nelems": out or elements, "Group size": ranks, "dtype": dtype}
+    return {"Collective name": kind, **sizes, **peer}
 
 
 def test_arguments_of_a_pytorch_trace(tmp_path: Path) -> None:
-    def collective(start: int, end: int, id_: int, kind: str, **said: Any) -> list[dict[str, Any]]:
-        call = event("cuda_driver", "cuLaunchKernelEx", 100 * id_, 100 * id_ + 50, correlation=id_)
-        return [call, event("kernel", nccl(kind), start, end, correlation=id_, device=0, stream=9, **said)]
-
-    events = [
-        *collective(1_000, 2_000, 1, "AllReduce_Sum_bf16", **{
-            "Collective name": "allreduce", "In msg nelems": 4_000, "Out msg nelems": 4_000, "Group size": 2,
-            "dtype": "BFloat16"}),
-        *collective(3_000, 4_000, 2, "ReduceScatter_Sum_f32", **{
-            "Collective name": "_reduce_scatter_base", "In msg nelems": 1_000, "Out msg nelems": 500, "Group size": 2,
-            "dtype": "Float"}),
-        *collective(5_000, 6_000, 3, "Broadcast", **{
-            "Collective name": "broadcast", "In msg nelems": 9, "Out msg nelems": 9, "Group size": 2, "dtype": "Odd"}),
-        *collective(7_000, 8_000, 4, "SendRecv"),
-    ]  # fmt: skip
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    found = moved(analysed(path))
+    collectives = [
+        ("AllReduce_Sum_bf16", told("allreduce", 4_000, dtype="BFloat16")),
+        ("ReduceScatter_Sum_f32", told("_reduce_scatter_base", 1_000, 500)),
+        ("Broadcast", told("broadcast", 9, dtype="Odd")),
+        ("SendRecv", {}),
+    ]
+    events = []
+    for number, (name, said) in enumerate(collectives):
+        events += kernel(nccl(name), 100 + 2 * number, 1, 20 * number, number, **said)
+    found = moved(analysed(write(tmp_path / "run.json", events)))
     assert found["AllReduce"] == [1, 8_000, 8_000, 2, 8.0, 8.0]  # 2·1/2
     assert found["ReduceScatter"] == [1, 4_000, 4_000, 2, 4.0, 2.0]
     assert found["Broadcast"] == [1, None, None, 2, None, None]
@@ -197,25 +174,13 @@ def test_sends_and_receives_of_a_pytorch_trace_count_once(tmp_path: Path) -> Non
     """A plain send has the arguments in its operator and its kernel; a coalesced one only in its operator, before the
     group that launches it.
     """
-
-    def said(kind: str, elements: int, **peer: int) -> dict[str, Any]:
-        sizes = {"In msg nelems": elements, "Out msg nelems": elements, "Group size": 4, "dtype": "Float"}
-        return {"Collective name": kind, **sizes, **peer}
-
-    def kernel(start: int, id_: int, launched: int, **arguments: Any) -> list[dict[str, Any]]:
-        call = event("cuda_driver", "cuLaunchKernelEx", launched, launched + 5, correlation=id_)
-        where = {"correlation": id_, "device": 0, "stream": 9}
-        return [call, event("kernel", nccl("SendRecv"), start, start + 1_000, **where, **arguments)]
-
-    plain, coalesced = said("send", 1_000, **{"Dst Rank": 2}), said("recv", 300, **{"Src Rank": 0})
+    plain = told("send", 1_000, ranks=4, **{"Dst Rank": 2})
     events = [
-        event("cpu_op", "record_param_comms", 100, 200, **plain),
-        *kernel(1_000, 1, 150, **plain),
-        event("cpu_op", "record_param_comms", 300, 400, **coalesced),
-        event("user_annotation", "nccl:coalesced", 410, 500),
-        *kernel(3_000, 2, 450),
+        event("cpu_op", "record_param_comms", 100, 100, **plain),
+        *kernel(nccl("SendRecv"), 1_000, 1, 150, 1, **plain),
+        event("cpu_op", "record_param_comms", 300, 100, **told("recv", 300, ranks=4, **{"Src Rank": 0})),
+        event("user_annotation", "nccl:coalesced", 410, 90),
+        *kernel(nccl("SendRecv"), 3_000, 1, 450, 2),
     ]
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    found = moved(analysed(path))
+    found = moved(analysed(write(tmp_path / "run.json", events)))
     assert {name: row[:4] for name, row in found.items()} == {"SendRecv": [2, 5_200, 5_200, 4]}

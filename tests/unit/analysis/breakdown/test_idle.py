@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.brute_force import idle as brute
+from support.captures.kineto_file import Event, event, kernel, write
 from support.captures.nsys_file import NsysFile, thread
 from support.lane import examples
 
@@ -130,41 +130,26 @@ def test_time_off_the_cpu(file: NsysFile) -> None:
     assert by_cause(analysed(file)) == {"off_cpu": 5, "launch": 5}
 
 
-def kineto(path: Path, *more: dict[str, object]) -> nvprof_kit.Breakdown:
-    """A PyTorch trace in µs: kernels 0-100 and 10,000-10,100, and between them what is said."""
-    events: list[dict[str, object]] = []
-    for number, (start, launch) in enumerate(((0, -10), (10_000, 9_990))):
-        args = {"device": 0, "stream": 7, "correlation": number}
-        kernel = {
-            "name": f"kernel {number}",
-            "ts": start,
-            "dur": 100,
-            "tid": 7,
-            "pid": 0,
-            "cat": "kernel",
-            "args": args,
-        }
-        call = {"name": "cudaLaunchKernel", "ts": launch, "dur": 10, "tid": 1, "pid": 5, "cat": "cuda_runtime"}
-        events += [kernel, call | {"args": {"correlation": number}}]
-    told = [{"ph": "X", "tid": 1, "pid": 5, **event} for event in (*events, *more)]
-    path.write_text(json.dumps({"traceEvents": told}))
-    return nvprof_kit.open(path).breakdown()
+def kineto(path: Path, *more: Event) -> nvprof_kit.Breakdown:
+    """Kernels 0-100 and 10,000-10,100 of a PyTorch trace, and between them what is said."""
+    kernels = [*kernel("kernel 0", 0, 100, -10, 0), *kernel("kernel 1", 10_000, 100, 9_990, 1)]
+    return nvprof_kit.open(write(path, [*kernels, *more])).breakdown()
 
 
-def operator(name: str, start: int, length: int) -> dict[str, object]:
-    return {"name": name, "ts": start, "dur": length, "cat": "cpu_op"}
+def operator(name: str, start: int, length: int) -> Event:
+    return event("cpu_op", name, start, length)
+
+
+def frame(name: str, start: int, end: int) -> Event:
+    return event("python_function", name, start, end - start)
 
 
 def test_garbage_collection_in_a_pytorch_trace(tmp_path: Path) -> None:
-    collection = {"name": "Python GC", "ts": 2_000, "dur": 3_000, "cat": "python_function"}
+    collection = frame("Python GC", 2_000, 5_000)
     result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 9_001), collection)
     # 100-1,000 nothing is open; 1,000-9,990 aten::mm, but for the collection; the launch
     assert by_cause(result) == {"gc": 3, "launch": 6, "unknown": 0.9}
     assert result.idle.set_index("cause").loc["gc", "operator"] == "Python GC"
-
-
-def frame(name: str, start: int, end: int) -> dict[str, object]:
-    return {"name": name, "ts": start, "dur": end - start, "cat": "python_function"}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +178,7 @@ def frame(name: str, start: int, end: int) -> dict[str, object]:
     ],
 )
 def test_python_functions_over_a_gap_are_named(
-    tmp_path: Path, frames: list[dict[str, object]], causes: dict[str, float], names: dict[str, float]
+    tmp_path: Path, frames: list[Event], causes: dict[str, float], names: dict[str, float]
 ) -> None:
     result = kineto(tmp_path / "trace.json", *frames)
     assert by_cause(result) == causes
@@ -202,7 +187,7 @@ def test_python_functions_over_a_gap_are_named(
 
 
 def test_lazy_loading_that_the_profiler_notes_is_its_operators(tmp_path: Path) -> None:
-    lazy = {"name": "Lazy Function Loading", "ts": 8_000, "dur": 50, "cat": "overhead", "tid": 0, "pid": -1}
+    lazy = event("overhead", "Lazy Function Loading", 8_000, 50, pid=-1, tid=0)
     result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 9_001), lazy)
     # the thread gave the device no work from the first launch on: all of the operator but the launch in it
     assert by_cause(result) == {"loading": 8.99, "unknown": 0.9, "launch": 0.01}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import lzma
 import sqlite3
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench.bench_diff import LAWS, Program, rates
+from support.captures.kineto_file import event, write
 from support.captures.nsys_file import NsysFile
 from support.cli import execute
 
@@ -111,25 +111,9 @@ def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_pat
 
 
 def test_captures_without_a_gpu_are_compared_by_cpu_time(tmp_path: Path) -> None:
-    path = tmp_path / "cpu.json"
-    events = [
-        {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": 1,
-            "tid": 1,
-            "ts": 1000 * step + at,
-            "dur": length,
-            "args": {},
-        }
-        for step in range(4)
-        for category, name, at, length in (
-            ("user_annotation", f"ProfilerStep#{step}", 0, 990),
-            ("cpu_op", "aten::mm", 10, 500),
-        )
-    ]
-    path.write_text(json.dumps({"traceEvents": events}))
+    events = [event("user_annotation", f"ProfilerStep#{step}", 1000 * step, 990) for step in range(4)]
+    events += [event("cpu_op", "aten::mm", 1000 * step + 10, 500) for step in range(4)]
+    path = write(tmp_path / "cpu.json", events)
     result = diff(opened(path), opened(path), ["step:+5%"])
     assert "no GPU: CPU time of operators, and wall time for the step" in str(result)
     assert any("Assumed: CPU time within a factor of 3.0" in note for note in result.notes)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.captures.kineto_file import Event, event, write
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
@@ -83,31 +84,25 @@ def test_all_operations_are_those_of_pytorchs_counter(name: str, tmp_path: Path)
     assert {one["dtype"] for one in counted} == {*"+".join(result.rows["dtype"]).split("+")} - {""}
 
 
-def event(name: str, start: float, length: float, **args: Any) -> dict[str, Any]:
-    times = {"ts": start, "dur": length}
-    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, **times, "args": args}
+def trace(folder: Path, *events: Event) -> Path:
+    return write(folder / "a.json", events)
 
 
 MM = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
 
 
-def write(path: Path, *events: dict[str, Any]) -> Path:
-    path.write_text(json.dumps({"traceEvents": list(events)}))
-    return path
-
-
 def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json",
-        event("aten::linear", 0, 10, **MM),  # holds one that counts: it is that
-        event("aten::mm", 1, 5, **MM),
-        event("aten::linalg_inv", 20, 5, **MM),
-        event("flash_attn::_flash_attn_forward", 30, 5, **MM),
-        event("aten::mm", 40, 5),  # without shapes
-        event("aten::relu", 50, 5, **MM),
-        event("aten::mv", 60, 9, **MM),  # of unknown work, though it holds one that multiplies nothing
-        event("aten::fill_", 61, 5, **MM),
-        event("autograd::engine::evaluate_function: MmBackward0", 80, 5, **MM),
+    path = trace(
+        tmp_path,
+        event("cpu_op", "aten::linear", 0, 10, **MM),  # holds one that counts: it is that
+        event("cpu_op", "aten::mm", 1, 5, **MM),
+        event("cpu_op", "aten::linalg_inv", 20, 5, **MM),
+        event("cpu_op", "flash_attn::_flash_attn_forward", 30, 5, **MM),
+        event("cpu_op", "aten::mm", 40, 5),  # without shapes
+        event("cpu_op", "aten::relu", 50, 5, **MM),
+        event("cpu_op", "aten::mv", 60, 9, **MM),  # of unknown work, though it holds one that multiplies nothing
+        event("cpu_op", "aten::fill_", 61, 5, **MM),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 80, 5, **MM),
     )
     result = nvprof_kit.open(path).flops()
     assert result.whole.flops == 2 * 2 * 3 * 4
@@ -118,14 +113,13 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
 
 def test_a_trace_without_shapes_says_how_to_record_them(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="record_shapes=True"):
-        nvprof_kit.open(write(tmp_path / "a.json", event("aten::mm", 0, 10))).flops()
+        nvprof_kit.open(trace(tmp_path, event("cpu_op", "aten::mm", 0, 10))).flops()
 
 
 @pytest.mark.parametrize("dims", [[], [[2, 3]], [[2, "x"], [3, 4]], [[-2, 3], [3, 4]], 7, [None, None], [[True], 2]])
 def test_shapes_that_are_none_are_unknown_work(dims: object, tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json", event("aten::mm", 0, 10, **MM), event("aten::mm", 20, 10, **{**MM, "Input Dims": dims})
-    )
+    odd = event("cpu_op", "aten::mm", 20, 10, **{**MM, "Input Dims": dims})
+    path = trace(tmp_path, event("cpu_op", "aten::mm", 0, 10, **MM), odd)
     result = nvprof_kit.open(path).flops()
     assert "aten::mm" in "".join(result.rows["unknown"]) and result.whole.flops == 48
 
@@ -226,10 +220,10 @@ def test_bytes_of_a_trace_give_limits_that_a_kernel_in_the_l2_does_not_break(tmp
     """A tensor that an operator has just written is not read from memory, but for what is larger than the L2."""
     types = {"Input type": ["c10::BFloat16"], "Concrete Inputs": [""]}
     small, large = ({"Input Dims": [[rows, 2**20]], "Input Strides": [[2**20, 1]], **types} for rows in (8, 64))
-    path = write(
-        tmp_path / "a.json",
-        *(event("aten::silu", at, 5, **small) for at in (0, 10)),
-        *(event("aten::silu", at, 5, **large) for at in (20, 30)),
+    path = trace(
+        tmp_path,
+        *(event("cpu_op", "aten::silu", at, 5, **small) for at in (0, 10)),
+        *(event("cpu_op", "aten::silu", at, 5, **large) for at in (20, 30)),
     )
     (row,) = nvprof_kit.open(path).flops().rows.to_dict("records")
     mib = 2**20
@@ -241,11 +235,11 @@ def test_an_optimizer_of_which_shapes_are_not_recorded_is_unknown_work(tmp_path:
     """The profiler leaves lists of more than 30 tensors empty."""
     lists = {"Input type": ["TensorList"] * 2, "Concrete Inputs": ["", ""]}
     recorded = {"Input Dims": [[[4, 4], [4]]] * 2, "Input Strides": [[[4, 1], [1]]] * 2, **lists}
-    path = write(
-        tmp_path / "a.json",
-        event("aten::_foreach_add_", 0, 5, **recorded),
-        event("aten::_fused_sgd_", 10, 5, **{**recorded, "Input Dims": [[], []], "Input Strides": [[], []]}),
-        event("aten::mm", 20, 5, **MM),
+    path = trace(
+        tmp_path,
+        event("cpu_op", "aten::_foreach_add_", 0, 5, **recorded),
+        event("cpu_op", "aten::_fused_sgd_", 10, 5, **{**recorded, "Input Dims": [[], []], "Input Strides": [[], []]}),
+        event("cpu_op", "aten::mm", 20, 5, **MM),
     )
     (row,) = nvprof_kit.open(path).flops().rows.to_dict("records")
     assert row["unknown"] == "aten::_fused_sgd_" and row["bytes"] == 3 * 20 * 4 + (6 + 12 + 8) * 4

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.captures.kineto_file import event, write
 
 import nvprof_kit
 
@@ -25,9 +25,7 @@ class Trace:
 
     def event(self, category: str, name: str, start: float, length: float, **args: Any) -> None:
         pid = 0 if category in ("kernel", "gpu_memset") else 9
-        self.events.append(
-            {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "pid": pid, "tid": 1, "args": args}
-        )
+        self.events.append(event(category, name, start, length, pid=pid, **args))
 
     def inside(self, category: str, name: str, *parts: Any) -> None:
         start = next(self._now)
@@ -55,8 +53,7 @@ class Trace:
             self.event(category, name, next(self._now), 1, correlation=correlation, **device, **bytes_set)
 
     def write(self, path: Path) -> Path:
-        path.write_text(json.dumps({"traceEvents": self.events}))
-        return path
+        return write(path, self.events)
 
 
 def captured(path: Path, *, blocks: int = 4, graphs: bool = False, modules: bool = True, names: bool = True) -> Path:

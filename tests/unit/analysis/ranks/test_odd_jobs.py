@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from support.captures.kineto_file import event, kernel, write
 from support.captures.nsys_file import NsysFile
 from support.captures.tiny_ranks import AR, MS
 
@@ -81,26 +82,21 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
     assert any("compared by phase, without layers" in issue and "operators (1)" in issue for issue in job.warnings)
 
     # kernels launched while the loop is in `backward` take longer on the second: only that phase differs
-    events, kernels = trace["traceEvents"], {}
-    for event in events:
-        if event.get("cat") == "kernel":
-            kernels[event["args"]["correlation"]] = event
-    backward = [event for event in events if event["name"] == "backward" and event["cat"] == "user_annotation"]
-    for launch in (event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")):
-        is_inside = any(0 <= launch["ts"] - phase["ts"] < phase["dur"] for phase in backward)
-        if is_inside and (kernel := kernels.get(launch["args"]["correlation"])):
-            kernel["dur"] *= 1.25
-    (tmp_path / "run.rank1.json").write_text(json.dumps(trace))
+    events = trace["traceEvents"]
+    kernel_of = {each["args"]["correlation"]: each for each in events if each.get("cat") == "kernel"}
+    backward = [each for each in events if each["name"] == "backward" and each["cat"] == "user_annotation"]
+    for launch in (each for each in events if each.get("cat") in ("cuda_runtime", "cuda_driver")):
+        id_, is_inside = launch["args"]["correlation"], any(0 <= launch["ts"] - it["ts"] < it["dur"] for it in backward)
+        if is_inside and id_ in kernel_of:
+            kernel_of[id_]["dur"] *= 1.25
+    write(tmp_path / "run.rank1.json", events)
     rows = open_job(tmp_path, workers=1).layers().to_frame().set_index(["phase", "rank"])["median_ns"]
     assert rows["backward", 1] == pytest.approx(1.25 * rows["backward", 0], rel=0.01)
     assert (rows.xs(0, level="rank") - rows.xs(1, level="rank")).drop("backward").abs().max() < 5_000
 
     # where the second does not name its phases, nothing is left to compare but the whole
-    trace["traceEvents"] = [event for event in events if event.get("cat") != "user_annotation"]
-    (tmp_path / "run.rank1.json").write_text(json.dumps(trace))
-    job = open_job(tmp_path, workers=1)
-    assert set(job.layers().to_frame()["phase"]) == {"other"}
-    assert any("compared without layers" in issue for issue in job.warnings)
+    write(tmp_path / "run.rank1.json", [each for each in events if each.get("cat") != "user_annotation"])
+    assert set(open_job(tmp_path, workers=1).layers().to_frame()["phase"]) == {"other"}
 
     alike = open_job([tmp_path / "run.rank0.json"], workers=1)
     assert set(alike.layers().to_frame()["layer"]) > {"(none)"}
@@ -110,21 +106,11 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
 def test_the_operator_around_a_launch_names_the_collective(tmp_path: Path) -> None:
     """An all-to-all's kernel is named SendRecv; where traces have no arguments of collectives, its operator tells."""
 
-    def event(category: str, name: str, ts: int, dur: int, tid: int = 1, **args: object) -> dict[str, object]:
-        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
-
     for rank in (0, 1):
-        kernel = "ncclDevKernel_SendRecv(ncclDevComm*)"
-        events = [
-            event("user_annotation", "ProfilerStep#3", 0, 1000),
-            event("cpu_op", "c10d::alltoall_base_", 10, 50),
-            event("cuda_runtime", "cudaLaunchKernel", 20, 5, correlation=1),
-            event("cuda_runtime", "cudaLaunchKernel", 200, 5, correlation=2),
-            event("kernel", kernel, 100 + 10 * rank, 100 - 10 * rank, 7, correlation=1, stream=7, device=0),
-            event("kernel", kernel, 300 + 10 * rank, 100 - 10 * rank, 7, correlation=2, stream=7, device=0),
-        ]
-        trace = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}
-        (tmp_path / f"run.rank{rank}.json").write_text(json.dumps(trace))
+        events = [event("user_annotation", "ProfilerStep#3", 0, 1000), event("cpu_op", "c10d::alltoall_base_", 10, 50)]
+        for id_, launch, start in ((1, 20, 100), (2, 200, 300)):
+            events += kernel("ncclDevKernel_SendRecv(ncclDevComm*)", start + 10 * rank, 100 - 10 * rank, launch, id_)
+        write(tmp_path / f"run.rank{rank}.json", events)
     waits = open_job(tmp_path, workers=1).waits().to_frame()
     assert waits["collective"].tolist() == ["stream 0 AllToAll 0", "stream 0 SendRecv 1"]
 
