@@ -23,6 +23,7 @@ PROGRAMS = re.compile(
 )
 """How a command begins."""
 
+RANKS = dict.fromkeys(("run.rank", "run-rank", "train-rank", "captures/run.rank"), "ddp-layer")
 FILES = {
     "run.sqlite": "flops/llama12-2024.2.sqlite.xz",
     "run.flops.json": "flops/llama12-2024.2.flops.json",
@@ -31,16 +32,6 @@ FILES = {
     "after.sqlite": "checkpoint-2023.4.sqlite.xz",
     "base.sqlite": "eager-2023.4.sqlite.xz",
     "new.sqlite": "checkpoint-2023.4.sqlite.xz",
-    "run.rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
-    "run.rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
-    "run-rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
-    "run-rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
-    "train-rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
-    "train-rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
-    "pipeline-layer.rank0.sqlite": "ranks/pipeline-layer.rank0-2024.2.sqlite.xz",
-    "pipeline-layer.rank1.sqlite": "ranks/pipeline-layer.rank1-2024.2.sqlite.xz",
-    "captures/run.rank0.sqlite": "ranks/ddp-layer.rank0-2024.2.sqlite.xz",
-    "captures/run.rank1.sqlite": "ranks/ddp-layer.rank1-2024.2.sqlite.xz",
     "serving.1.sqlite": "generate-2024.2.sqlite.xz",
     "run.sqlite.xz": "eager-2023.4.sqlite.xz",
     "run.pickle": "snapshots/run-2.11.pickle.xz",
@@ -50,6 +41,11 @@ FILES = {
     "roofline.csv": "ncu/roofline-2025.3.csv.xz",
     "trace.json": "foreign/kineto-modules.json.xz",
     "run.json.gz": "kineto/ddp.rank0.json.xz",
+    **{
+        f"{name}{rank}.sqlite": f"ranks/{job}.rank{rank}-2024.2.sqlite.xz"
+        for name, job in {**RANKS, "pipeline-layer.rank": "pipeline-layer"}.items()
+        for rank in (0, 1)
+    },
     **{f"a{run}.sqlite": "eager-2023.4.sqlite.xz" for run in (1, 2, 3)},
     **{f"b{run}.sqlite": "checkpoint-2023.4.sqlite.xz" for run in (1, 2, 3)},
 }

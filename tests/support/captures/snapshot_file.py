@@ -44,19 +44,9 @@ class SnapshotFile:
 
     def event(self, action: str, addr: int, size: int, label: str, stack: list[str]) -> None:
         self._time += 10
-        self.events.append(
-            {
-                "action": action,
-                "addr": addr,
-                "size": size,
-                "stream": 0,
-                "time_us": self._time,
-                "compile_context": "N/A",
-                "user_metadata": "".join(label),
-                "pool_id": (0, 0),
-                "frames": self.frames(stack),
-            }
-        )
+        what = {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": self._time}
+        more = {"compile_context": "N/A", "user_metadata": "".join(label), "pool_id": (0, 0)}
+        self.events.append({**what, **more, "frames": self.frames(stack)})
 
     def alloc(self, size: int, label: str = "", stack: list[str] | None = None, event: bool = True) -> int:
         """Allocate; ``event=False`` for what was there before the history began."""
@@ -86,20 +76,10 @@ class SnapshotFile:
             state = "active_allocated" if held else "inactive"
             blocks.append({"address": addr, "size": size, "requested_size": size, "state": state, "frames": frames})
         held_bytes = sum(size for size, _ in self.live.values())
-        segment = {
-            "device": self.device,
-            "address": BASE,
-            "total_size": self._next - BASE,
-            "allocated_size": held_bytes,
-            "active_size": held_bytes,
-            "requested_size": held_bytes,
-            "stream": 0,
-            "segment_type": "large",
-            "segment_pool_id": (0, 0),
-            "is_expandable": False,
-            "frames": [],
-            "blocks": blocks,
-        }
+        sizes_held = dict.fromkeys(("allocated_size", "active_size", "requested_size"), held_bytes)
+        where = {"device": self.device, "address": BASE, "total_size": self._next - BASE, "stream": 0}
+        kind = {"segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False}
+        segment = {**where, **sizes_held, **kind, "frames": [], "blocks": blocks}
         traces: list[list[dict[str, Any]]] = [[] for _ in range(self.device)]
         return {
             "segments": [segment] if blocks else [],

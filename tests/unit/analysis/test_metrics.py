@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,10 @@ import nvprof_kit
 from nvprof_kit.errors import CaptureError
 
 H200 = Path(__file__).parents[2] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
-TYPE = 281479271677952  # its low byte, the GPU's number, is 0
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def file(tmp_path: Path) -> NsysFile:
     """Samples every 100 ns. m.0 runs 0-100 and 250-300, m.1 300-350; the rest is idle."""
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 0, 1000, category="step")
@@ -29,44 +27,30 @@ def path(tmp_path: Path) -> Path:
     file.kernel(0, 100, launched=(11, 12))
     file.kernel(250, 300, launched=(30, 31))
     file.kernel(300, 350, launched=(601, 602))
-    return file.write()
+    return file
 
 
 SM = {0: 80, 100: 0, 200: 20, 300: 30, 400: 0}
 
 
-def with_table(path: Path) -> Path:
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE GPU_METRICS (timestamp INT, typeId INT, metricId INT, value INT)")
-        db.execute(
-            "CREATE TABLE TARGET_INFO_GPU_METRICS "
-            "(typeId INT, sourceId INT, typeName TEXT, metricId INT, metricName TEXT)"
-        )
-        named = [
-            (7, "SM Active [Throughput %]"),
-            (3, "Compute Warps in Flight [Avg]"),
-            (4, "PCIe RX Throughput [Throughput %]"),
-        ]
-        db.executemany("INSERT INTO TARGET_INFO_GPU_METRICS VALUES (?, 0, '', ?, ?)", [(TYPE, *one) for one in named])
-        db.executemany(
-            "INSERT INTO GPU_METRICS VALUES (?, ?, 7, ?)", [(time, TYPE, value) for time, value in SM.items()]
-        )
-        db.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, 3, 999)", [(time, TYPE) for time in SM])
-        db.executemany("INSERT INTO GPU_METRICS VALUES (?, ?, 4, 1)", [(time, TYPE) for time in SM])
-    db.close()
-    return path
+def with_table(file: NsysFile) -> Path:
+    file.sample("SM Active [Throughput %]", SM)
+    file.sample("Compute Warps in Flight [Avg]", dict.fromkeys(SM, 999))
+    file.sample("PCIe RX Throughput [Throughput %]", dict.fromkeys(SM, 1))
+    return file.write()
 
 
-def with_events(path: Path) -> Path:
+def with_events(file: NsysFile) -> Path:
     """As nsys 2022 exports them: json whose numbers are in quotes."""
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE GENERIC_EVENTS (rawTimestamp INT, timestamp INT, typeId INT, data TEXT)")
-        for time, value in SM.items():
-            data = json.dumps({"SM Active": str(value), "PCIe RX Throughput": "1", "GPU": "NVIDIA H200"})
-            db.execute("INSERT INTO GENERIC_EVENTS VALUES (?, ?, ?, ?)", (time + 12345, time, TYPE, data))
-        db.execute("INSERT INTO GENERIC_EVENTS VALUES (1, 1, 5, ?)", ('{"ftrace": "1"}',))
-    db.close()
-    return path
+    events = [(1, 5, '{"ftrace": "1"}')]
+    for time, value in SM.items():
+        data = {"SM Active": str(value), "PCIe RX Throughput": "1", "GPU": "NVIDIA H200"}
+        events.append((time, 1 << 48, json.dumps(data)))
+    file.rows["GENERIC_EVENTS"] = [
+        {"rawTimestamp": time + 12345, "timestamp": time, "typeId": type_id, "data": data}
+        for time, type_id, data in events
+    ]
+    return file.write()
 
 
 def measured(path: Path, floor: float = 1.0) -> nvprof_kit.Metrics:
@@ -74,8 +58,8 @@ def measured(path: Path, floor: float = 1.0) -> nvprof_kit.Metrics:
 
 
 @pytest.mark.parametrize("form", [with_table, with_events])
-def test_means_over_busy_time(path: Path, form) -> None:
-    result = measured(form(path), floor=0.5)
+def test_means_over_busy_time(file: NsysFile, form) -> None:
+    result = measured(form(file), floor=0.5)
     assert list(result.rows) == list(nvprof_kit.Metrics.columns["metrics"])
     # Busy parts of the intervals at 0, 200, 300: 100, 50, 50 of 100, so SM active while busy: 80, 20/0.5, 30/0.5.
     # m.0: (100*80 + 50*40) / 150 = 66.7 in 1.5 samples; its mlp launched the first kernel: 80. m.1: 60, half a sample.
@@ -91,8 +75,8 @@ def test_means_over_busy_time(path: Path, form) -> None:
     assert (result.interval_ns, result.samples, result.steps) == (100, 5, 1)
 
 
-def test_too_few(path: Path) -> None:
-    result = measured(with_table(path), floor=1.2)
+def test_too_few(file: NsysFile) -> None:
+    result = measured(with_table(file), floor=1.2)
     assert result.rows["enough"].tolist() == [True, False, False]
     assert result.rows["sm_active_pct"].isna().tolist() == [False, True, True]
     lines = [line.split("  ") for line in str(result).splitlines() if line.startswith("m.") or line.startswith("  mlp")]
@@ -100,11 +84,9 @@ def test_too_few(path: Path) -> None:
     assert str(result).count("too few") == 3
 
 
-def test_without_samples(path: Path) -> None:
-    with pytest.raises(
-        CaptureError, match=r"no samples of GPU metrics; record with `nsys profile --gpu-metrics-device"
-    ):
-        measured(path)
+def test_without_samples(file: NsysFile) -> None:
+    with pytest.raises(CaptureError, match="no samples of GPU metrics; record with `nsys profile --gpu-metrics-device"):
+        measured(file.write())
 
 
 def test_h200() -> None:
@@ -126,13 +108,13 @@ def test_busy_times_are_those_of_layers() -> None:
     assert busy == {(row.layer, row.phase): row.gpu_busy_ns for row in table.itertuples() if row.gpu_busy_ns}
 
 
-def test_verb(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capture = with_table(path)
+def test_verb(file: NsysFile, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = with_table(file)
     assert run("metrics", capture, "--floor", 1) == 0
     out = capsys.readouterr().out
     assert "5 samples, one every 0.1 µs" in out
     assert "too few" in out
     assert run("metrics", capture, "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("layer,phase,busy_ns,samples,enough,sm_active_pct")
-    assert run("metrics", capture, "-o", path.with_name("a.png"), "--floor", 1) == 0
-    assert path.with_name("a.png").read_bytes().startswith(b"\x89PNG")
+    assert run("metrics", capture, "-o", capture.with_name("a.png"), "--floor", 1) == 0
+    assert capture.with_name("a.png").read_bytes().startswith(b"\x89PNG")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import lzma
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -17,7 +16,7 @@ import pytest
 from bench.bench_diff import LAWS, Program, rates
 from support.captures.kineto_file import event, write
 from support.captures.nsys_file import NsysFile
-from support.cli import execute
+from support.cli import execute_here
 
 import nvprof_kit
 from nvprof_kit import Capture, Diff, StepOptions
@@ -135,16 +134,6 @@ def test_a_difference_below_the_noise_is_none(tmp_path: Path) -> None:
     assert row(result, level="layer", layer="layers.0")["verdict"] == "same"
     # with a floor of 0.75 % from run to run, 0.5 % is nothing at all
     assert row(diff([base, base], [new, new]), level="layer", layer="layers.0")["p"] > 0.4
-
-
-def test_a_capture_does_not_differ_from_itself(tmp_path: Path) -> None:
-    path = DATA / "hooks-ddp-2024.2.sqlite.xz"
-    result = diff(opened(path), opened(path))
-    assert set(result.rows["verdict"]) == {"same", "undecided"}
-    step = row(result, level="step")
-    assert step["change"] == 0
-    assert not len(result.kernels)
-    assert (result.rows["change_ns"] == 0).all()
 
 
 def test_kernels_new_gone_and_renamed(tmp_path: Path) -> None:
@@ -302,26 +291,27 @@ def test_a_gate_on_nothing_is_refused(tmp_path: Path) -> None:
         diff(base, base, ["layers.0 backward:+5%"])
 
 
-@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
-    base = capture(tmp_path / "base.sqlite")
-    slow = capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY))
+    capture(tmp_path / "base.sqlite")
+    capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY))
 
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "nvprof_kit", "diff", *map(str, words)]
-        return execute(*command)
+    def run(words: str) -> subprocess.CompletedProcess[str]:
+        return execute_here("diff", *words.split(), cwd=tmp_path)
 
-    failed = run(base, slow, "--fail-on", "layers.0:+5%")
+    failed = run("base.sqlite new.sqlite --fail-on layers.0:+5%")
     assert failed.returncode == 1 and "FAILS: layers.0:+5%" in failed.stdout and not failed.stderr
-    assert run(base, slow, "--fail-on", "step:+17%").returncode == 0
-    runs = run(base, base, "--top", "3", "--vs", slow, slow, "--fail-on", "layers.0:+5%")
+    assert run("base.sqlite new.sqlite --fail-on step:+17%").returncode == 0
+    runs = run("base.sqlite base.sqlite --top 3 --vs new.sqlite new.sqlite --fail-on layers.0:+5%")
     assert runs.returncode == 1 and "12 steps of 2 runs" in runs.stdout
     two_sides = "BASE1 BASE2 --vs NEW1 NEW2"
-    for words, needed in (([base], two_sides), ([base, slow, slow], two_sides), (["--vs", slow], "Missing argument")):
-        refused = run(*words)
-        assert refused.returncode == 2 and needed in refused.stderr
-    refused = run(base, DATA / "eager-2023.4.sqlite.xz")
-    assert refused.returncode == 2 and "cannot be compared" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    for words, needed in (
+        ("base.sqlite", two_sides),
+        ("base.sqlite new.sqlite new.sqlite", two_sides),
+        ("--vs new.sqlite", "Missing argument"),
+        (f"base.sqlite {DATA / 'eager-2023.4.sqlite.xz'}", "cannot be compared"),
+    ):
+        refused = run(words)
+        assert refused.returncode == 2 and needed in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
 def test_markdown_for_a_pull_request(tmp_path: Path) -> None:
@@ -421,6 +411,8 @@ def run(number: int) -> nvprof_kit.Capture:
 
 
 def test_no_gate_fails_between_runs_of_one_program() -> None:
+    itself = run(0).diff(run(0))
+    assert (itself.rows["change_ns"] == 0).all() and not len(itself.kernels)
     for one, other in (*pairwise(range(10)), (9, 0)):
         compared = run(one).diff(run(other), fail_on=["*:+10%", "phase:backward:+5%", "class:gemm:+5%"])
         assert compared.held
