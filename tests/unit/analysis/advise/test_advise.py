@@ -613,26 +613,21 @@ def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category
         ([1_500, 20_000] * 3, "", "mixed", "CUDA graphs for the decoding steps", "optimizer"),
         ([20_000] * 6, "multi_tensor_apply_kernel<Adam>", "training", "capture the step", "decod"),
         ([20_000] * 6, "layer_norm_backward_kernel", "training", "batch size", "decod"),
+        ([20_000] * 4, "evaluation", "evaluation", "", "decod"),
     ],
 )
 def test_advice_is_for_what_the_program_does(
     tmp_path: Path, lengths: list[int], kernels: str, program: str, fix: str, never: str
 ) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
-    forward(file, lengths)
-    if kernels:
+    forward(file, lengths, *(("evaluation", "phase") if kernels == "evaluation" else ()))
+    if "kernel" in kernels:
         file.kernel(900_000, 901_000, launched=(890_000, 890_100), name=kernels)
     result = advice(file.write())
     (late,) = [finding for finding in result.findings if finding.rule == "launch"]
     assert result.program == program
     assert fix in late.fix and never not in late.fix
     assert "expert" not in late.fix
-
-
-def test_an_evaluation_is_no_decoding(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    forward(file, [20_000] * 4, "evaluation", "phase")
-    assert advice(file.write()).program == "evaluation"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.brute_force.advise_truth import by_rule, made_up, rules_of
-from support.captures.advise_programs import LOOKALIKES, Program
+from support.brute_force.advise_truth import by_rule, made_up
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
@@ -22,11 +21,6 @@ def test_faults_of_made_up_programs_are_found_and_no_others(tmp_path: Path) -> N
     rules = by_rule(list(made_up(tmp_path, range(20))))
     right, missed, wrong = (sum(column) for column in zip(*rules.values(), strict=True))
     assert right >= 15 and missed <= 1 and wrong <= 1
-
-
-@pytest.mark.parametrize("lookalike", LOOKALIKES)
-def test_a_lookalike_is_silent(tmp_path: Path, lookalike: str) -> None:
-    assert rules_of(Program(tmp_path / "run.sqlite", 7, (lookalike,)).write()) == frozenset()
 
 
 def test_a_symptom_belongs_to_its_cause(tmp_path: Path) -> None:

@@ -103,28 +103,6 @@ def joined(
     return nvprof_kit.open(capture).flops(file, peak=options)
 
 
-def test_operations_and_time_of_each_row(tmp_path: Path) -> None:
-    result = joined(tmp_path, [(1, "bf16", 50), (3, "bf16", 50), (4, "bf16", 80), (4, "fp32", 20)])
-    rows = table(result)
-    # two steps: m.a forward has 2 x 50 operations in 2 x 100 ns, at one a nanosecond
-    forward = rows["m.a", "forward"]
-    assert (forward["calls"], forward["gpu_busy_ns"], forward["flops"]) == (2, 200, 100)
-    assert forward["mfu"] == forward["hfu"] == 0.5 and forward["tflops_per_s"] == 100 / 200 / 1000
-    # m holds it: 2 x (100 + 20) ns
-    assert rows["m", "forward"]["flops"] == 100 and rows["m", "forward"]["mfu"] == 100 / 240
-    # its backward: 2 x 80 in bf16 are 160 ns, 2 x 20 in fp32 at half an operation a nanosecond 80 ns, of 400
-    assert rows["m.a", "backward"]["hfu"] == pytest.approx((160 + 80) / 400)
-    assert rows["m.a", "backward"]["dtype"] == "bf16+fp32"
-    # the recompute is hardware's work, not the model's
-    assert rows["m.a", "recompute"]["hfu"] == 0.5 and rows["m.a", "recompute"]["mfu"] == 0
-    # m's backward holds that: 2 x 100 operations in 2 x 200 ns; the recompute inside it is a row of its own
-    backward = rows["m", "backward"]
-    assert (backward["flops"], backward["model_flops"], backward["gpu_busy_ns"]) == (200, 200, 400)
-    assert backward["hfu"] == backward["mfu"] == pytest.approx((160 + 80) / 400)
-    assert rows["(none)", "optimizer"]["flops"] == 0
-    assert not result.rows["note"].any() and not result.warnings
-
-
 def with_bytes(folder: Path, operators: list[tuple[int, str, int, int]]) -> Path:
     """A file of counts with memory traffic; operators are range, type of number, operations, bytes."""
     rows = [
