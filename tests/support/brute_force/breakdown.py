@@ -7,8 +7,10 @@ piece is asked which operations hold it.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 
 def operations(path: Path) -> list[tuple[int, int, str]]:
@@ -39,3 +41,22 @@ def states(ops: list[tuple[int, int, str]], low: int, high: int) -> dict[str, in
         sorts = {sort for _, _, sort in running}
         spent[next((one for one in ("compute", "comm", "copy") if one in sorts), "idle")] += finish - begin
     return spent
+
+
+class Open(NamedTuple):
+    """Something that is open on a thread from start to end."""
+
+    name: str
+    start: int
+    end: int
+
+
+def innermost(stack: list[Open], moment: int) -> str:
+    """The open one that began last, of those the shortest; '' for none."""
+    here = [one for one in stack if one.start <= moment < one.end]
+    return max(here, key=lambda one: (one.start, -one.end)).name if here else ""
+
+
+def spent(stack: list[Open], begin: int, end: int) -> Counter[str]:
+    """Nanoseconds of a gap by what is innermost."""
+    return Counter(innermost(stack, moment) for moment in range(begin, end))

@@ -6,13 +6,14 @@ import lzma
 import sqlite3
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.brute_force import breakdown as brute
+from support.captures.kineto_file import Event, event, kernel, write
 from support.captures.nsys_file import START_END, NsysFile
 from support.golden import Golden
 from support.lane import examples
@@ -33,79 +34,12 @@ def analysed(file: NsysFile) -> Breakdown:
     return nvprof_kit.open(file.write()).breakdown()
 
 
-def idle_of(result: Breakdown) -> dict[str, int]:
-    """Idle time by cause, only causes that there are."""
-    sums = result.steps.filter(regex="^idle_.+_ns$").sum()
-    return {str(name)[5:-3]: int(ns) for name, ns in sums.items() if ns}
-
-
-def gap(file: NsysFile, call: tuple[int, int], start: int = 300) -> NsysFile:
-    """A step with a kernel 100-200 and one from 300 on, launched by a call: idle 0-100 (launch) and 200-300."""
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.kernel(0, 200, launched=(0, 1), name="first")
-    file.kernel(start, 400, launched=call, name="second")
-    return file
-
-
-def test_idle_before_a_late_launch_is_the_hosts(file: NsysFile) -> None:
-    gap(file, (280, 290)).range_("layers.4", 150, 295)
-    result = analysed(file)
-    # of 200-300 the launching thread was in layers.4 to 280 and in the launch to 290; then it had launched
-    assert idle_of(result) == {"launch": 90, "queued": 10}
-    assert result.idle.to_numpy().tolist() == [
-        ["launch", "layers.4", "forward", "", "", 1, 80, 80, 200],
-        ["launch", "layers.4", "forward", "", "cudaLaunchKernel", 1, 10, 10, 280],
-        ["queued", "layers.4", "forward", "", "", 1, 10, 10, 290],
-    ]
-
-
-def test_idle_before_a_devices_first_replay_is_not_between_replays(file: NsysFile) -> None:
-    file.range_("step 1", 0, 500, category="step", payload=1)
-    file.call("cudaGraphLaunch_v10000", 10, 20, correlation=1)
-    file.call("cudaGraphLaunch_v10000", 390, 395, correlation=2)
-    file.kernel(20, 500, correlation=1, node=1 << 32, device=0)  # the device before in the table, all the step long
-    file.kernel(400, 500, correlation=2, node=2 << 32, device=1)
-    # the first device waits 20 for its launch, which takes 10; the second 400, in both launches for 15, and 5 after the
-    # second; it had no replay before
-    assert idle_of(analysed(file)) == {"launch": 10 + 15, "unknown": 10 + 380, "queued": 5}
-
-
-def test_a_short_wait_makes_the_host_late_by_no_more_than_it_took(file: NsysFile) -> None:
-    gap(file, (280, 290)).call("cudaStreamSynchronize_v3020", 190, 210)
-    # 200-210 it waits; without the wait of 20 it had launched 20 earlier; the other 50 it had needed all the same
-    assert idle_of(analysed(file)) == {"sync": 10, "after_sync": 20, "launch": 10, "unknown": 50, "queued": 10}
-
-
-def test_idle_between_two_graph_replays(file: NsysFile) -> None:
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    for launch, begin in ((0, 10), (30, 200)):
-        call = file.call("cudaGraphLaunch_v10000", launch, launch + 5)
-        for number in (1, 2):
-            file.kernel(begin + 40 * number, begin + 40 * number + 30, correlation=call, node=number)
-    # 0-50 before the first (its launch ends at 5, then it is the device's), 80-90 and 270-280 inside replays, 120-240
-    # between them, 310-400 behind the last operation
-    assert idle_of(analysed(file)) == {"launch": 5, "queued": 45 + 20, "graph": 120, "other": 90}
-
-
 def test_the_queue_of_a_step_shorter_than_its_slices(file: NsysFile) -> None:
     file.kernel(30, 37, launched=(5, 10))
     file.range_("layers.0", 0, 20)
     queue = analysed(file).queue
     assert len(queue) == 7 and queue["step"].isna().all()
     assert queue["queue_mean"].tolist() == [0] * 7
-
-
-def test_copies_by_memory(file: NsysFile) -> None:
-    file.range_("data", 0, 400, category="data")
-    file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(0, 2), size=1600)
-    file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(1, 2), size=1600)
-    file.kernel(330, 380, launched=(24, 26), stream=9)
-    copies = analysed(file).copies.set_index("memory")
-    assert copies.loc["pageable", ["ops", "bytes", "gpu_ns", "exposed_ns", "gb_per_s", "blocking"]].tolist() == [
-        1, 1600, 100, 100, 16.0, 1,
-    ]  # fmt: skip
-    assert copies.loc["pinned", ["gpu_ns", "exposed_ns", "gb_per_s", "blocking"]].tolist() == [50, 30, 32.0, 0]
-    assert copies["link"].tolist() == ["", ""] and copies["of_link"].isna().all()  # nobody knows a "Test GPU"
 
 
 @pytest.mark.parametrize(
@@ -224,24 +158,16 @@ def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(tmp_path: Pat
         assert line in shown
 
 
-REAL = [
-    "eager-2023.4",
-    "graph-2023.4",
-    "hooks-ddp-2024.2",
-    "checkpoint-2023.4",
-    "graph-whole-2024.2",
-    "ddp.rank0-2024.2",
-    "fsdp.rank0-2024.2",
-    "pipeline.rank1-2024.2",
-]
-GOLDEN = [
-    "eager-2023.4",
-    "graph-2023.4",
-    "graph-whole-2024.2",
-    "hooks-ddp-2024.2",
-    "ddp.rank0-2024.2",
-    "fsdp.rank0-2024.2",
-]
+GOLDEN = {
+    **dict.fromkeys(("eager-2023.4", "graph-2023.4", "graph-whole-2024.2"), ("steps", "idle", "communication")),
+    "hooks-ddp-2024.2": ("steps", "idle", "communication", "critical-path"),
+    "ddp.rank0-2024.2": ("steps", "idle", "communication", "copies", "critical-path"),
+    "fsdp.rank0-2024.2": ("steps", "idle", "communication"),
+    "generate-2024.2": ("idle", "queue", "launches"),
+    "slow-cpu-2024.2": ("idle", "copies", "critical-path", "launches"),
+    "foreign/kineto-stack": ("idle", "copies"),
+}
+REAL = [*list(GOLDEN)[:6], "checkpoint-2023.4", "pipeline.rank1-2024.2"]
 
 
 @pytest.mark.parametrize("capture", REAL)
@@ -258,41 +184,215 @@ def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("capture", GOLDEN)
 def test_the_golden_tables(capture: str, golden: Golden) -> None:
-    result = nvprof_kit.open(DATA / f"{capture}.sqlite.xz").breakdown()
-    for view in ("steps", "idle", "communication"):
+    result = nvprof_kit.open(DATA / f"{capture}{'.json' if 'kineto' in capture else '.sqlite'}.xz").breakdown()
+    for view in GOLDEN[capture]:
         found = result.table(view).to_csv(index=False, float_format="%.6g")
-        golden(f"breakdown/{capture}.{view}.csv", found)
+        golden(f"breakdown/{capture.replace('/', '-')}.{view}.csv", found)
 
 
-if TYPE_CHECKING:
-    import pandas as pd
+MS = 1_000_000
 
 
-def path_of(file: NsysFile) -> pd.DataFrame:
-    return nvprof_kit.open(file.write()).breakdown().critical_path
+@pytest.fixture
+def with_gap(tmp_path: Path) -> NsysFile:
+    """A step with an idle gap of 10 ms in it: 2 ms to 12 ms, ended by a launch from 11.9 to 12 ms."""
+    made = NsysFile(tmp_path / "run.sqlite")
+    made.range_("step 1", 0, 20 * MS, category="step", payload=1)
+    made.range_("layers.0", 0, 20 * MS)
+    made.kernel(0, 2 * MS, launched=(0, 1), name="first")
+    made.kernel(12 * MS, 20 * MS, launched=(12 * MS - 100_000, 12 * MS), name="second")
+    return made
 
 
-def test_the_path_goes_through_the_host_and_the_device(file: NsysFile) -> None:
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.range_("layers.0", 0, 100)
-    file.range_("layers.1", 100, 300)
-    file.kernel(50, 150, launched=(40, 45))
-    file.kernel(150, 200, launched=(60, 65))
-    file.kernel(290, 400, launched=(270, 280))
-    path = path_of(file).set_index("layer")
-    # backwards: the kernel 290-400; 280-290 its launch's way to the device; the host from there to the step's begin,
-    # since it never waited: layers.1 from 280 back to 100, where it began, and layers.0 before
-    assert path.loc["layers.1", ["gpu_ns", "wait_ns", "host_ns"]].tolist() == [110, 10, 180]
-    assert path.loc["layers.0", "host_ns"] == 100
-    assert path["share"].sum() == pytest.approx(1)
+def by_cause(result: nvprof_kit.Breakdown) -> dict[str, float]:
+    """Idle time by cause in ms, only causes that there are."""
+    sums = result.steps.filter(regex="^idle_.+_ns$").sum() / MS
+    return {str(name)[5:-3]: ms for name, ms in sums.items() if ms}
 
 
-def test_the_path_passes_an_operation_that_took_no_time(file: NsysFile) -> None:
-    file.range_("step 1", 0, 400, category="step", payload=1)
-    file.range_("layers.0", 0, 100)
-    file.kernel(50, 200, launched=(10, 15))
-    file.kernel(300, 300, launched=(20, 25), stream=9)
-    file.kernel(300, 400, launched=(30, 35))
-    row = path_of(file).iloc[0]
-    # 100 and 150 on the device, 200-300 and 15-50 before them, 0-15 on the host
-    assert row[["gpu_ns", "wait_ns", "host_ns"]].tolist() == [250, 135, 15]
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [
+        ("cuLibraryLoadData", "loading"),
+        ("cuModuleLoadDataEx", "loading"),
+        ("cuLinkComplete", "loading"),
+        ("nvrtcCompileProgram", "loading"),
+        ("cublasCreate_v2", "loading"),
+        ("cudaFuncGetAttributes_v3020", "loading"),  # of 4 ms: it loads what it asks about
+        ("cudaMalloc_v3020", "allocation"),
+        ("cudaFree_v3020", "allocation"),
+        ("cudaHostAlloc_v3020", "allocation"),
+        ("cudaEventSynchronize_v3020", "sync"),
+        ("cudaMemcpy_v3020", "sync"),
+        ("cuMemcpyDtoH_v2", "sync"),
+        ("hipMemcpyWithStream", "sync"),
+        ("hipDeviceSynchronize", "sync"),
+        ("cudaMemcpyAsync_v3020", "copy"),  # of 4 ms, although the memory is not known to be pageable
+        ("cudaEventRecord_v3020", "launch"),
+    ],
+)
+def test_a_gap_in_a_call_belongs_to_the_call(with_gap: NsysFile, call: str, cause: str) -> None:
+    with_gap.call("cudaStreamIsCapturing_v10000", 2 * MS, 5 * MS)
+    with_gap.call("cudaMemsetAsync_v3020", 5 * MS, 5 * MS + 1)  # loading begins behind it
+    with_gap.call(call, 5 * MS + 1, 9 * MS + 1)
+    with_gap.call("cudaMemsetAsync_v3020", 9 * MS + 1, 9 * MS + 2)
+    found = analysed(with_gap)
+    assert by_cause(found)[cause] == pytest.approx(4 if cause != "launch" else 10, abs=1e-3)
+    name = call.partition("_v3")[0]
+    (row,) = found.idle[found.idle["call"] == name.removesuffix("_v2")].to_dict("records")
+    assert (row["layer"], row["idle_ns"], row["longest_at_ns"]) == ("layers.0", 4 * MS, 5 * MS + 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [("hipMemcpyWithStream", "sync"), ("cudaMemcpy_v3020", "sync"), ("cudaStreamSynchronize_v3020", "queued")],
+)
+def test_a_copy_that_synchronizes_is_no_gap_of_the_device(tmp_path: Path, call: str, cause: str) -> None:
+    """The next kernel was launched before the gap; the host waits in a call for the whole gap."""
+    with_gap = NsysFile(tmp_path / "run.sqlite")
+    with_gap.range_("step 1", 0, 20 * MS, category="step", payload=1)
+    with_gap.kernel(0, 2 * MS, launched=(0, 1), name="first")
+    with_gap.kernel(12 * MS, 20 * MS, launched=(1, 2), name="second")
+    with_gap.call(call, MS, 13 * MS)
+    found = analysed(with_gap)
+    assert by_cause(found) == {cause: pytest.approx(10)}
+    (row,) = found.idle.to_dict("records")
+    assert row["call"] == (call.partition("_v3")[0] if cause == "sync" else "")
+
+
+@pytest.mark.parametrize("call", ["cudaFuncGetAttributes_v3020", "cudaMemcpyAsync_v3020", "cuKernelSetAttribute"])
+def test_a_call_that_returns_at_once_loads_nothing(with_gap: NsysFile, call: str) -> None:
+    with_gap.call(call, 5 * MS, 5 * MS + 3_000)
+    assert by_cause(analysed(with_gap)) == {"launch": 10}
+
+
+def kineto(path: Path, *more: Event) -> nvprof_kit.Breakdown:
+    """Kernels 0-100 and 10,000-10,100 of a PyTorch trace, and between them what is said."""
+    kernels = [*kernel("kernel 0", 0, 100, -10, 0), *kernel("kernel 1", 10_000, 100, 9_990, 1)]
+    return nvprof_kit.open(write(path, [*kernels, *more])).breakdown()
+
+
+def operator(name: str, start: int, length: int) -> Event:
+    return event("cpu_op", name, start, length)
+
+
+def frame(name: str, start: int, end: int) -> Event:
+    return event("python_function", name, start, end - start)
+
+
+def test_garbage_collection_in_a_pytorch_trace(tmp_path: Path) -> None:
+    collection = frame("Python GC", 2_000, 5_000)
+    result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 9_001), collection)
+    # 100-1,000 nothing is open; 1,000-9,990 aten::mm, but for the collection; the launch
+    assert by_cause(result) == {"gc": 3, "launch": 6, "unknown": 0.9}
+    assert result.idle.set_index("cause").loc["gc", "operator"] == "Python GC"
+
+
+@pytest.mark.parametrize(
+    ("frames", "causes", "names"),
+    [
+        # the function that took the time, not the loop around it nor what it calls
+        (
+            [
+                frame("train.py(1): <module>", -1_000, 20_000),
+                frame("train.py(9): main", -900, 19_000),
+                frame("train.py(5): preprocess", 1_000, 8_000),
+                frame("json/decoder.py(343): raw_decode", 2_000, 4_000),
+                frame("<built-in function sleep>", 5_000, 7_000),
+            ],
+            {"python": 9.89, "launch": 0.01},
+            {"train.py(5): preprocess": 7, "train.py(9): main": 2.89},
+        ),
+        (
+            [frame("torch/utils/data/dataloader.py(700): __next__", 1_000, 9_000)],
+            {"dataloader": 8, "unknown": 1.89, "launch": 0.01},
+            {"torch/utils/data/dataloader.py(700): __next__": 8},
+        ),
+        # too short to name, and nothing but built-in functions
+        ([frame("train.py(5): tick", 1_000, 1_050)], {"unknown": 9.89, "launch": 0.01}, {}),
+        ([frame("<built-in function sleep>", 1_000, 9_000)], {"unknown": 9.89, "launch": 0.01}, {}),
+    ],
+)
+def test_python_functions_over_a_gap_are_named(
+    tmp_path: Path, frames: list[Event], causes: dict[str, float], names: dict[str, float]
+) -> None:
+    result = kineto(tmp_path / "trace.json", *frames)
+    assert by_cause(result) == causes
+    named = result.idle[result.idle["operator"] != ""]
+    assert (named.groupby("operator", observed=True)["idle_ns"].sum() / MS).to_dict() == names
+
+
+@pytest.mark.parametrize(("others", "cause"), [(20, "loading"), (2_000, "launch")])
+def test_an_operators_long_first_call_prepares_what_its_others_find(tmp_path: Path, others: int, cause: str) -> None:
+    later = [operator("aten::mm", 20_000 + 5_000 * number, others) for number in range(3)]
+    result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 8_000), *later)
+    # 8 ms and then 20 µs each; or 2 ms each, which is its time. From 9 ms to the launch nothing is open
+    assert by_cause(result)[cause] == pytest.approx(8, abs=0.02)
+
+
+CALLS = ["cudaMalloc", "cudaDeviceSynchronize", "cudaEventRecord", "cudaFree"]
+INSTANT = st.integers(0, 300)
+
+
+@given(
+    calls=st.lists(st.tuples(INSTANT, st.integers(1, 60), st.sampled_from(CALLS)), max_size=12),
+    ranges=st.lists(st.tuples(INSTANT, st.integers(1, 150)), max_size=4),
+    ends=st.tuples(st.integers(1, 100), st.integers(200, 310)),
+)
+@settings(
+    max_examples=examples(40), phases=(Phase.generate,), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_gap_is_split_as_each_of_its_nanoseconds_is(
+    tmp_path: Path, calls: list[tuple[int, int, str]], ranges: list[tuple[int, int]], ends: tuple[int, int]
+) -> None:
+    with_gap = NsysFile(tmp_path / "any.sqlite")
+    with_gap.range_("layers.all", -10, 1000)
+    nested = nesting(calls)
+    for name, start, end in nested:
+        with_gap.call(name, start, end)
+    layers = [brute.Open("layers.all", -10, 1000)]
+    for number, (start, end) in enumerate(sorted({(a, a + n) for a, n in ranges})):
+        if all(end <= one.start or start >= one.end or one.start <= start <= end <= one.end for one in layers):
+            layers.append(brute.Open(f"layers.{number}", start, end))
+            with_gap.range_(f"layers.{number}", start, end)
+    with_gap.kernel(-5, ends[0], launched=(-9, -8))
+    with_gap.kernel(ends[1], 400, launched=(ends[1] - 1, ends[1]))
+    found = analysed(with_gap).idle
+    launch = brute.Open("cudaLaunchKernel", ends[1] - 1, ends[1])
+    called = found.groupby("call")["idle_ns"].sum().to_dict()
+    assert called == dict(brute.spent([*nested, launch], *ends))
+    assert found.groupby("layer")["idle_ns"].sum().to_dict() == dict(brute.spent(layers, *ends))
+
+
+def nesting(calls: list[tuple[int, int, str]]) -> list[brute.Open]:
+    """Those of some calls that nest in those before."""
+    kept: list[brute.Open] = []
+    for start, length, name in sorted(calls, key=lambda one: (one[0], -one[1])):
+        end = start + length
+        if all(end <= a or start >= b or (a <= start and end <= b and (a, b) != (start, end)) for _, a, b in kept):
+            kept.append(brute.Open(name, start, end))
+    return kept
+
+
+def test_gaps_in_several_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a gap has several parts: those of one cause and place are one, from the first of them."""
+
+    def tables() -> list[pd.DataFrame]:
+        result = nvprof_kit.open(DATA / "hooks-train-2023.4.sqlite.xz").breakdown()
+        return [result.idle, result.gaps, result.waits]
+
+    whole = tables()
+    monkeypatch.setattr("nvprof_kit._analysis.breakdown.devices._GAPS", 7)
+    for block, table in zip(tables(), whole, strict=True):
+        pd.testing.assert_frame_equal(block, table)
+
+
+def test_an_operator_that_outlasts_the_one_that_called_it_ends_with_it(tmp_path: Path) -> None:
+    """Times of a PyTorch trace are rounded."""
+    crossing = [operator("aten::linear", 1_000, 4_000), operator("aten::mm", 2_000, 3_001)]
+    result = kineto(tmp_path / "trace.json", *crossing)
+    assert (result.idle.groupby("operator")["idle_ns"].sum() / MS).to_dict() == {
+        "": 5.9,
+        "aten::linear": 1,
+        "aten::mm": 3,
+    }

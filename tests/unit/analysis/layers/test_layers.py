@@ -1,14 +1,184 @@
-"""What the brute force of `test_layers_truth` does not know: names without categories, the model's order, warnings."""
+"""Every number of the per-layer table of real captures, against an independent computation."""
 
 from __future__ import annotations
 
+import itertools
+import lzma
+import tempfile
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from support.captures.nsys_file import SCHEMAS, START_END, NsysFile, thread
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.brute_force.layers import BruteForce
+from support.captures.as_folder import as_folder
+from support.captures.nsys_file import PUSH_POP, SCHEMAS, START_END, NsysFile, thread
+from support.golden import Golden
+from support.lane import examples
 
 import nvprof_kit
+
+DATA = Path(__file__).parents[3] / "data"
+CAPTURES = sorted(DATA.glob("*.sqlite.xz"))
+GRAPHS = ("graph-2", "hooks-graph", "compile-graphs")
+NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
+
+
+class Case(NamedTuple):
+    """A capture, unpacked, and what the independent computation knows of it: computed once for all tests."""
+
+    path: Path
+    truth: BruteForce
+
+
+@pytest.fixture(scope="module", params=CAPTURES, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
+def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    plain = tmp_path_factory.mktemp("captures") / request.param.stem
+    plain.write_bytes(lzma.decompress(request.param.read_bytes()))
+    return Case(plain, BruteForce(plain))
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["all", "by-step"])
+def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> None:
+    result = nvprof_kit.open(capture.path).layers(steps="all", by="step" if by_step else None)
+    rows = result.rows
+    expected = capture.truth.table(by_step, dict(zip(result.tree["layer"], result.tree["parent"], strict=True)))
+    keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
+    plain = rows.astype(object).where(rows.notna(), None)
+    ours = {tuple(row[key] for key in keys): row for row in plain.to_dict("records")}
+    assert set(ours) == {key for key, row in expected.items() if row["calls"] or row["gpu_total_ns"]}
+    for key, row in ours.items():
+        assert {name: row[name] for name in NUMBERS} == {name: expected[key][name] for name in NUMBERS}, key
+        assert row["share"] == pytest.approx(expected[key]["share"], abs=1e-12)
+
+
+def test_it_adds_up_to_the_golden_table(capture: Case, golden: Golden) -> None:
+    result = nvprof_kit.open(capture.path).layers(steps="all")
+    golden(f"layers/{capture.path.stem}.csv", result.rows.to_csv(index=False))
+    expected = sum(op["ns"] for op in capture.truth.operations())
+    assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == expected
+    assert sum(result.summary.by_how.values()) == expected
+    assert ("graph node" in result.summary.by_how) == capture.path.stem.startswith(GRAPHS)
+    for table in (result, nvprof_kit.open(capture.path).layers()):
+        top = table.tree[table.tree["depth"] == 0]
+        summary = table.summary
+        assert top["total_ns"].sum() == table.rows["gpu_self_ns"].sum() == summary.total_ns
+        assert summary.total_ns + summary.outside_ns + summary.left_out_ns == summary.capture_ns == expected
+        # over the phases of each layer, in the shown steps, also where only the blocks of a model run again
+        printed = table.tree[table.tree["layer"] != "(none)"].set_index("layer")["total_ns"]
+        totals = table.rows[table.rows["layer"] != "(none)"].groupby("layer")["gpu_total_ns"].sum()
+        assert totals.reindex(printed.index, fill_value=0).to_dict() == printed.to_dict()
+
+
+RANGES = {"step": ["step 1", "step 2"], "phase": ["backward", "optimizer"], "forward": ["a", "a.b"]}
+RANGES |= {"backward": ["a backward"], "recompute": ["a.b recompute"], "user": ["anything"]}
+NAMES = st.sampled_from([(category, text) for category, texts in RANGES.items() for text in texts])
+
+
+def trees(depth: int = 3) -> st.SearchStrategy[list[tuple[tuple[str, str], list[object]]]]:
+    """Nested ranges: a list of (name, inner list)."""
+    inner = st.just([]) if depth == 0 else st.deferred(lambda: trees(depth - 1))
+    return st.lists(st.tuples(NAMES, inner), max_size=3)  # type: ignore[arg-type]
+
+
+def lay_out(file: NsysFile, tree: list[tuple[tuple[str, str], list[object]]], start: int, tid: int, pid: int) -> int:
+    """Write the ranges with room for launches before, inside and after each; returns where they end."""
+    for (category, text), inner in tree:
+        begin = start + 10
+        end = lay_out(file, inner, begin, tid, pid) + 10  # type: ignore[arg-type]
+        payload = int(text[-1]) if category == "step" else None
+        file.range_(text, begin, end, category=category, tid=tid, pid=pid, payload=payload)
+        start = end
+    return start + 10
+
+
+threads = st.tuples(st.integers(1, 2), st.integers(1, 3))  # process, thread
+launches = st.lists(
+    st.tuples(threads, st.integers(0, 200), st.integers(0, 300), st.integers(0, 60), st.integers(0, 1)),
+    min_size=1,
+    max_size=12,
+)
+graphs = st.lists(
+    st.tuples(threads, st.integers(0, 120), st.booleans(), st.lists(st.tuples(threads, st.integers(121, 200)))),
+    max_size=3,
+)
+"""Thread and moment of a node's creation, whether replays name a copy of it, and thread and moment of the replays."""
+
+
+def rows_of(path: Path, by_step: bool = False) -> tuple[dict[Any, dict[str, Any]], dict[str, str]]:
+    """The numbers of each row of the table, and the parent of each layer."""
+    result = nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None)
+    keys = ["instance", "layer", "phase"] if by_step else ["layer", "phase"]
+    rows = result.rows.astype(object).where(result.rows.notna(), None).to_dict("records")
+    parent = dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
+    return {tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS} for row in rows}, parent
+
+
+def expected_of(truth: BruteForce, parent: dict[str, str], by_step: bool = False) -> dict[Any, dict[str, Any]]:
+    return {key: {name: row[name] for name in NUMBERS} for key, row in truth.table(by_step, parent).items()}
+
+
+@settings(max_examples=examples(30))
+@given(st.dictionaries(threads, trees(), min_size=1, max_size=4), launches, graphs, st.sampled_from([*SCHEMAS]))
+def test_any_capture(
+    by_thread: dict[tuple[int, int], list[object]], launched: list[Any], replayed: list[Any], schema: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = NsysFile(Path(folder) / "any.sqlite", schema)
+        file.range_("theirs", 0, 100, domain="other", pid=2, category=None)  # so that ours has another id there
+        file.range_("never", 100_000, 100_001)
+        for (pid, tid), tree in by_thread.items():
+            lay_out(file, tree, 0, tid, pid)  # type: ignore[arg-type]
+        ids = {1: count(1), 2: count(1)}  # those of two processes are the same
+        for (pid, tid), call, start, length, device in launched:
+            thread_of = {"tid": tid, "pid": pid, "correlation": next(ids[pid])}
+            file.kernel(start, start + length, launched=(call, call + 1), device=device, **thread_of)
+        for node, ((pid, creator), created, is_copy, calls) in enumerate(replayed, 1):
+            file.graph_node(node, created, tid=creator, pid=pid)
+            if is_copy:
+                file.graph_node(node + 10, created + 1, original=node, tid=creator, pid=pid)
+            for place, ((_, tid), moment) in enumerate(calls):
+                id_ = next(ids[pid])
+                file.call("cudaGraphLaunch_v10000", moment, moment + 1, tid=tid, pid=pid, correlation=id_)
+                start = 500 + 20 * place
+                file.kernel(start, start + 30, correlation=id_, node=node + 10 * is_copy, pid=pid)
+        file.write()
+        truth = BruteForce(file.path)
+        tables = as_folder(file.path, Path(folder) / "any_pqtdir")
+        for path, by_step in itertools.product((file.path, tables), (False, True)):
+            ours, parent = rows_of(path, by_step)
+            assert ours == expected_of(truth, parent, by_step)
+
+
+crossing = st.lists(
+    st.tuples(st.sampled_from([PUSH_POP, START_END]), NAMES, st.integers(0, 60), st.integers(1, 60)), max_size=8
+)
+
+
+@settings(max_examples=examples(30))
+@given(crossing, st.lists(st.tuples(st.integers(0, 130), st.integers(1, 9)), min_size=1, max_size=12))
+def test_ranges_that_cross(
+    ranges: list[tuple[int, tuple[str, str], int, int]], launched: list[tuple[int, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = NsysFile(Path(folder) / "any.sqlite")
+        file.range_("never", 100_000, 100_001)
+        for number, (style, (category, text), start, length) in enumerate(ranges):
+            # no two begin or end at the same moment: which of them would be the inner one, nothing tells
+            begin, end = 100 * start + number, 100 * (start + length) + 50 + number
+            file.range_(text, begin, end, category=category, style=style)
+        for number, (call, length) in enumerate(launched):
+            file.kernel(
+                20_000 + 10 * number, 20_000 + 10 * number + length, launched=(100 * call + 20, 100 * call + 21)
+            )
+        file.write()
+        truth = BruteForce(file.path)
+        for path in (file.path, as_folder(file.path, Path(folder) / "any_pqtdir", "arrow")):
+            ours, parent = rows_of(path)
+            assert ours == expected_of(truth, parent)
 
 
 @pytest.fixture(params=SCHEMAS)

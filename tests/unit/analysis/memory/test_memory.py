@@ -38,36 +38,6 @@ def analysed(file: SnapshotFile, folder: Path) -> Memory:
     return read(file, folder).memory()
 
 
-def test_who_held_the_peak(tmp_path: Path) -> None:
-    file = SnapshotFile()
-    weight = file.alloc(1000, event=False)  # there before the history began, and stays
-    early = file.alloc(300, event=False)  # there before, freed in the history
-    kept = file.alloc(
-        400, f"{FORWARD};step=0", ["model.py:10:forward", "/torch/nn/module.py:1:call", "train.py:2:main"]
-    )
-    file.free(early)
-    scratch = file.alloc(600, f"{BACKWARD} backward;step=0", ["/torch/autograd.py:3:backward"])
-    file.free(scratch)  # the peak was 1000 + 400 + 600
-    file.free(kept)
-    file.alloc(50, f"{OPTIMIZER};step=0")
-    result = analysed(file, tmp_path)
-    assert result.level_bytes.tolist() == [1700, 1400, 1400, 2000, 1400, 1400, 1000, 1000, 1050]
-    assert (result.summary.peak_bytes, result.summary.peak_event, result.summary.allocated_bytes) == (2000, 3, 1050)
-    assert result.by_layer.to_dict("records") == [
-        {"layer": "layers.0", "phase": "backward", "bytes": 600, "blocks": 1, "largest_bytes": 600, "share": 0.3},
-        {"layer": "layers.0", "phase": "forward", "bytes": 400, "blocks": 1, "largest_bytes": 400, "share": 0.2},
-        {"layer": "(before the history)", "phase": "", "bytes": 1000, "blocks": 0, "largest_bytes": 0, "share": 0.5},
-    ]
-    assert result.by_stack["stack"].tolist() == [
-        "autograd.py:3 backward",
-        "model.py:10 forward < train.py:2 main",
-        "(before the history)",
-    ]
-    assert result.by_size["size"].tolist() == ["<= 1 KiB", "<= 512 B", "(before the history)"]
-    assert result.summary.labelled == 0.5
-    assert weight
-
-
 def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     file = SnapshotFile()
     file.alloc(100, event=False)
