@@ -320,6 +320,30 @@ def operator_kind(name: str) -> Literal["multiplies", "moves", ""]:
     return "multiplies" if space != "aten" or (_MULTIPLIES.search(plain) and not _PACKS.search(plain)) else "moves"
 
 
+OVERWRITES = frozenset(
+    {
+        *("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"),
+        *("_foreach_copy_", "_foreach_zero_"),
+    }
+)
+"""PyTorch's in-place operators that do not read what they overwrite."""
+
+SELECTS = {
+    "embedding": "weight",
+    **dict.fromkeys(
+        ("gather", "index", "index_select", "nll_loss2d_forward", "nll_loss_forward", "take"), "self"
+    ),
+}  # fmt: skip
+"""PyTorch's operators that read only the selected elements of this argument."""
+
+SCATTERS = frozenset(
+    {
+        *("_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "index_put_"),
+        *("scatter_", "scatter_add_", "scatter_reduce_"),
+    }
+)
+"""PyTorch's in-place operators that touch only as many elements of ``self`` as they are given."""
+
 _SECOND_KERNEL = {
     "native_layer_norm_backward": 2,
     "_fused_rms_norm_backward": 2,

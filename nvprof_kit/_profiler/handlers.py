@@ -57,7 +57,7 @@ def chrome_trace(folder: str | Path = "traces", mesh: Any = None) -> OnTraceRead
 
     def handle(trace: Path, window: Window) -> None:
         steps = str(window.first_step) + (f"-{window.last_step}" if window.last_step > window.first_step else "")
-        _keep(trace, folder, mesh, f"trace_step_{steps}{_suffix(trace)}")
+        _keep(trace, folder, mesh, f"trace_step_{steps}")
 
     return handle
 
@@ -74,7 +74,7 @@ def tensorboard(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady
     """
 
     def handle(trace: Path, _window: Window) -> None:
-        name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace{_suffix(trace)}"
+        name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace"
         _keep(trace, folder, mesh, name)
 
     return handle
@@ -95,25 +95,15 @@ def together(*handlers: OnTraceReady) -> OnTraceReady:
 
 
 def _keep(trace: Path, folder: str | Path, mesh: Any, name: str) -> None:
+    """Copy a trace into the rank's folder; it appears there only when complete."""
+    name += ".json.gz" if trace.name.endswith(".gz") else ".json"
     try:
-        _place(trace, claim(Path(folder) / rank_folder(mesh)), name)
+        target = claim(Path(folder) / rank_folder(mesh)) / name
+        partial = target.with_name(f".{name}.{os.getpid()}")
+        try:
+            shutil.copyfile(trace, partial)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:  # a full disk must not end the program
         warnings.warn(f"{folder}: cannot keep {name} there ({error.strerror})", stacklevel=3)
-
-
-def _suffix(trace: Path) -> str:
-    return ".json.gz" if trace.name.endswith(".gz") else ".json"
-
-
-def _place(trace: Path, folder: Path, name: str) -> None:
-    """Hard-link or copy a file; the new name appears only when complete."""
-    partial = folder / f".{name}.{os.getpid()}"
-    partial.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(trace, partial)
-        except OSError:
-            shutil.copyfile(trace, partial)
-        partial.replace(folder / name)
-    finally:
-        partial.unlink(missing_ok=True)  # rename() does nothing if both names are links to one file

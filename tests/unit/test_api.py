@@ -35,7 +35,7 @@ reveal_type(layers.save("x.csv"))  # pathlib.Path
 reveal_type(capture.breakdown().to_frame("idle"))  # pandas.core.frame.DataFrame
 reveal_type(capture.summary("kernel").to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.advise().findings[0].fix)  # str
-reveal_type(capture.flops(peak={"bf16": 989e12}).whole.mfu)  # float
+reveal_type(capture.flops(peak={"bf16": 989e12}).totals.mfu)  # float
 reveal_type(capture.metrics().to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.diff("other.sqlite", fail_on=["step:+5%"]).held)  # bool
 reveal_type(capture.tables["ops"])  # pandas.core.frame.DataFrame

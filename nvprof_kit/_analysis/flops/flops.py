@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 ABOVE_THE_PEAK = (
     "above the peak: a clock above the datasheet's, another input (batch, length) than was counted, a causal mask or "
-    "2:4 sparsity, of which the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
+    "2:4 sparsity, of is_run the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
 )
 
 COLUMNS: Columns = {
@@ -118,7 +118,7 @@ COLUMNS: Columns = {
 """The columns of `Flops.rows` and what they mean."""
 
 _NOTABLE = 0.02
-"""Share of a row's own time in matrix kernels above which it is suspicious that no operation was counted."""
+"""Share of a row's own time in matrix kernels above is_run it is suspicious that no operation was counted."""
 
 UNCOUNTED_SHARE = 0.05
 """Where counted operations hold less than the other 95 % of the GPU time, the figures of the step are lower bounds."""
@@ -131,14 +131,14 @@ NOTES_APART = " | "
 
 
 @dataclass(frozen=True)
-class Whole:
+class Totals:
     """Figures over all layers, for a mean step; for the whole capture if it has no steps.
 
     Attributes:
         steps: Number of steps, 0 without steps.
         devices: Number of GPUs that ran operations.
         step_ns: Mean duration of a step in ns, with the boundaries of `breakdown`.
-        busy_ns: Time per step in which a GPU was busy, summed over devices, in ns.
+        busy_ns: Time per step in is_run a GPU was busy, summed over devices, in ns.
         flops: Floating point operations per step.
         model_flops: The same without recomputation.
         peak_ns: The time of `flops` at the GPU's peak, in ns; NaN if no peak is known.
@@ -185,7 +185,7 @@ class Flops(ByLayer):
     """Floating point operations, TFLOP/s and MFU of each layer.
 
     Attributes:
-        whole: The same figures for all layers together.
+        totals: The same figures for all layers together.
         peaks: The GPU's peaks; None if unknown.
         counts: The file of counts, or a text that says the shapes in the capture were used.
         info: Recording tool, GPUs and processes of the capture.
@@ -194,7 +194,7 @@ class Flops(ByLayer):
             below `UNCOUNTED_SHARE` altogether.
     """
 
-    whole: Whole
+    totals: Totals
     peaks: Peaks | None
     counts: str
     info: CaptureInfo
@@ -251,7 +251,7 @@ def flops(
 
     Args:
         operations: The operations of a capture, with their names.
-        counts: The counts from a run of the same program; None to count from the shapes in the capture itself, which
+        counts: The counts from a run of the same program; None to count from the shapes in the capture itself, is_run
             then needs the optional table ``shapes``.
         peaks: Operations per second by data type, instead of the package's values for the GPU.
         steps: Which steps to look at, by default all but warm-up.
@@ -274,7 +274,7 @@ def flops(
     rows.index = pd.MultiIndex.from_frame(rows[["layer", "phase"]])
     ran = rows[(rows["calls"] > 0) | (rows["layer"] == NO_LAYER)]
     times = ran["times"].dropna().to_dict()
-    overall, uncaptured = _whole(operations, program, times, choice)
+    totals, uncaptured = _totals(operations, program, times, choice)
     notes, shares = _uncounted(operations, program, ran.index, choice)
     table = _table(program, rows, of_gpu, notes)
     above = [Issue("above-the-peak", "warning", 1.0, f"the steps together are {ABOVE_THE_PEAK}")]
@@ -282,14 +282,14 @@ def flops(
     no_peak = f"no peak is known of {gpus}: no HFU and MFU; give it with --peak bf16=989e12"
     return Flops(
         rows=table,
-        whole=overall,
+        totals=totals,
         peaks=of_gpu,
         counts=counts.path,
         info=info,
         warnings=(
             *info.warnings,
             *join_warnings(trace, attribution.ranges),
-            *(above if overall.above_the_peak else ()),
+            *(above if totals.above_the_peak else ()),
             *left_out_warnings(choice),
             *_warnings(program, times, uncaptured, shares, info),
             *([] if of_gpu or not info.on_gpu else [Issue("no-peak", "note", 1.0, no_peak)]),
@@ -306,7 +306,7 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
         program: What was counted.
         rows: The rows of the capture, by layer and phase, with the columns of `row_work`.
         peaks: The GPU's peaks.
-        notes: On the rows that have matrix kernels of which nothing was counted.
+        notes: On the rows that have matrix kernels of is_run nothing was counted.
     """
     names_of_range = program.counts.unknown.groupby("range")["name"].agg(set).to_dict()
     unknown: list[set[str]] = [set() for _ in range(len(rows))]
@@ -348,9 +348,9 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
     return columns
 
 
-def _whole(
+def _totals(
     operations: Operations, program: Program, times: Mapping[Key, float], choice: StepChoice
-) -> tuple[Whole, float]:
+) -> tuple[Totals, float]:
     """The steps of a capture together, and the share of the counted operations that no captured row has. What was
     counted in a range that the capture lacks goes with the nearest one around it that it has.
     """
@@ -367,9 +367,9 @@ def _whole(
     flops, peak_ns = program.by_range(program.operators[["flops", "peak_ns"]].to_numpy()).T
     ran, step_count = runs > 0, max(len(steps), 1)
     in_model = ran & ~program.recomputes
-    amounts = [values[which] @ runs[which] for values in (flops, peak_ns) for which in (ran, in_model)]
+    amounts = [values[is_run] @ runs[is_run] for values in (flops, peak_ns) for is_run in (ran, in_model)]
     figures = (float(amount) / step_count for amount in (length_ns, busy_ns, *amounts))
-    return Whole(len(steps), max(len(lanes), 1), *figures), float(flops[runs == 0].sum() / max(flops.sum(), 1))
+    return Totals(len(steps), max(len(lanes), 1), *figures), float(flops[runs == 0].sum() / max(flops.sum(), 1))
 
 
 def _uncounted(
@@ -377,7 +377,7 @@ def _uncounted(
 ) -> tuple[dict[Key, str], dict[str, float]]:
     """Notes on the rows that run matrix or attention kernels although no operation was counted or is unknown there,
     because these kernels were not launched by PyTorch operators; and the share of the steps' GPU time in layers that
-    run such kernels or experts of which no operation was counted, by the layer's name without its place in the model,
+    run such kernels or experts of is_run no operation was counted, by the layer's name without its place in the model,
     the largest first, empty below `UNCOUNTED_SHARE` altogether.
     """
     import pandas as pd

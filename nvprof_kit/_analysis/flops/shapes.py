@@ -25,7 +25,17 @@ from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
 from nvprof_kit._trace.flops_file import OPERATORS, RANGES, UNKNOWN, FlopsFile
-from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, arguments_read_again, operator_kind
+from nvprof_kit.names import (
+    LAYER_CATEGORIES,
+    NO_LAYER,
+    NO_PHASE,
+    OVERWRITES,
+    PHASE_CATEGORIES,
+    SCATTERS,
+    SELECTS,
+    arguments_read_again,
+    operator_kind,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,10 +229,6 @@ _FORMULAS: Mapping[str, Callable[[_Call], int]] = MappingProxyType(
 )
 """Operations of one call by the operator's name."""
 
-_OVERWRITES = re.compile(r"(copy|fill|zero|normal|uniform|random|bernoulli|exponential|_foreach_copy|_foreach_zero)_")
-_BY_ROWS = re.compile(r"_index_put_impl_|index_(add|copy|fill|put)_|scatter_(add_|reduce_)?")
-_SELECTS = ("embedding", "index", "index_select", "gather", "take", "nll_loss_forward", "nll_loss2d_forward")
-
 
 def _traffic(name: str, call: _Call, widths: dict[int, int]) -> tuple[list[int], list[int]]:
     """Bytes of each tensor that one call of an operator reads, and of each that it writes.
@@ -238,11 +244,11 @@ def _traffic(name: str, call: _Call, widths: dict[int, int]) -> tuple[list[int],
     writes = [tensor.bytes for tensor in first]
     if name.startswith("_fused_") and name.endswith("_"):  # an optimizer: parameters, gradients, states, steps
         return reads, writes + [tensor.bytes for argument in arguments[2:6] for tensor in argument]
-    if _BY_ROWS.fullmatch(name):
+    if name in SCATTERS:
         rows = min(writes[0], sum(tensor.bytes for tensor in tensors[1:] if tensor.dtype))
         return [rows, *reads[1:]], [rows]
     if name.endswith("_") and not name.endswith("__"):
-        return reads[len(first) :] if _OVERWRITES.fullmatch(name) else reads, writes
+        return reads[len(first) :] if name in OVERWRITES else reads, writes
     if name.startswith("_foreach_"):
         return reads, writes if "norm" not in name else []
     rule = next((rule for pattern, rule in _RESULTS.items() if re.fullmatch(pattern, name)), None)
@@ -251,7 +257,7 @@ def _traffic(name: str, call: _Call, widths: dict[int, int]) -> tuple[list[int],
     elif tensors:
         widest = max(tensors, key=lambda tensor: (tensor.dtype != "", tensor.dims != [], tensor.width))
         writes = [_elements(tensors) * widest.width]
-    if name in _SELECTS:  # only those that it returns, or one of each row
+    if name in SELECTS:  # only those that it returns, or one of each row
         reads[0] = min(reads[0], writes[0] if "nll" not in name else prod(tensors[1].dims) * tensors[0].width)
     elif name.startswith("nll_loss") and name.endswith("backward"):
         reads[1] = 0

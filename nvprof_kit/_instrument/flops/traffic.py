@@ -16,46 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nvprof_kit.names import arguments_read_again
+from nvprof_kit.names import OVERWRITES, SCATTERS, SELECTS, arguments_read_again
 
 _L2_BYTES = 50 * 2**20
 """Size of the L2 of an H100, assumed where the counted step runs on a CPU."""
 
-_WRITES_ONLY = frozenset(
-    {
-        *("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"),
-        *("_foreach_copy_", "_foreach_zero_"),
-    }
-)
-"""In-place operators that do not read what they overwrite."""
-
 _READS_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 """Endings of operators that read no element of ``self``."""
-
-_SELECTS = {
-    "embedding": "weight",
-    "gather": "self",
-    "index": "self",
-    "index_select": "self",
-    "nll_loss2d_forward": "self",
-    "nll_loss_forward": "self",
-    "take": "self",
-}
-"""Operators that read only the selected elements of this argument."""
-
-_SCATTERS = frozenset(
-    {
-        "_index_put_impl_",
-        "index_add_",
-        "index_copy_",
-        "index_fill_",
-        "index_put_",
-        "scatter_",
-        "scatter_add_",
-        "scatter_reduce_",
-    }
-)
-"""In-place operators that touch only as many elements of ``self`` as they are given."""
 
 _UNREAD = {"nll_loss_backward": "self", "nll_loss2d_backward": "self"}
 """Arguments that are passed for their shape."""
@@ -224,7 +191,7 @@ def accesses_of(schema: Any, arguments: dict[str, Any], out: Any) -> Accesses:
         sizes = [(tensor, _size(tensor)) for tensor in tensors]
         if is_written:
             writes += sizes
-        if not is_written or not (argument.is_out or name in _WRITES_ONLY):
+        if not is_written or not (argument.is_out or name in OVERWRITES):
             reads += sizes
     results = [(tensor, _size(tensor)) for tensor in _dense(out) if _storage(tensor) not in storages]
     created = {_storage(tensor) for tensor, _ in results}
@@ -242,14 +209,14 @@ def accesses_of(schema: Any, arguments: dict[str, Any], out: Any) -> Accesses:
 
 def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) -> tuple[Sizes, Sizes]:
     """The same with only the rows of a table that the operator selects."""
-    if name in _SELECTS:
-        table = arguments[_SELECTS[name]]
+    if name in SELECTS:
+        table = arguments[SELECTS[name]]
         if name.startswith("nll"):
             limit = int(arguments["target"].numel()) * table.element_size()
         else:
             limit = sum(size for _, size in writes)
         reads = [(tensor, min(size, limit) if tensor is table else size) for tensor, size in reads]
-    if name in _SCATTERS:
+    if name in SCATTERS:
         read_bytes = sum(
             size for tensor, size in reads if tensor is not arguments["self"] and tensor.is_floating_point()
         )

@@ -50,10 +50,10 @@ def headlines(
         share = percent(idle["idle_ns"].sum() / max((idle["end_ns"] - idle["start_ns"]).sum(), 1))
         where = f"of step {first.number}" if first.number is not None else "of the capture"
         lines.append(("GPU idle", share, where + (f", {len(idle)} GPUs" if len(idle) > 1 else "")))
-    if flops is not None and not math.isnan(flops.whole.mfu):
-        rate = f"{flops.whole.flops / max(flops.whole.step_ns, 1) / 1000:,.1f} TFLOP/s"
-        note = "above the peak: `nvprof-kit flops` says why" if flops.whole.above_the_peak else rate
-        lines.append(("MFU", percent(flops.whole.mfu), f"{note}; {percent(flops.whole.busy_mfu)} while the GPU works"))
+    if flops is not None and not math.isnan(flops.totals.mfu):
+        rate = f"{flops.totals.flops / max(flops.totals.step_ns, 1) / 1000:,.1f} TFLOP/s"
+        note = "above the peak: `nvprof-kit flops` says why" if flops.totals.above_the_peak else rate
+        lines.append(("MFU", percent(flops.totals.mfu), f"{note}; {percent(flops.totals.busy_mfu)} while the GPU works"))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
     lines.append(("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
     rows = result.rows
@@ -99,7 +99,7 @@ def limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
     if flops is None or (kinds := flops.kinds().head(MAX_LIMIT_BARS)).empty:
         return []
     longest = kinds["gpu_busy_ns"].max()
-    ms = Milliseconds.for_total(int(longest), max(flops.whole.steps, 1))
+    ms = Milliseconds.for_total(int(longest), max(flops.totals.steps, 1))
     return [
         {
             **row,
@@ -130,7 +130,7 @@ def drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
         "measured": bool(flops.peaks.measured),
         "bandwidth": flops.peaks.bandwidth,
         "peaks": {dtype: flops.peaks.flops[dtype] for dtype in kinds["dtype"].unique()},
-        "steps": max(flops.whole.steps, 1),
+        "steps": max(flops.totals.steps, 1),
         "points": [
             {
                 "name": f"{row['kind']} {row['phase']}",

@@ -104,7 +104,7 @@ _LIMITS = (
 
 def flops_report(result: Flops) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
-    totals, recomputes = result.whole, result.whole.model_flops < result.whole.flops
+    totals, recomputes = result.totals, result.totals.model_flops < result.totals.flops
     names = ["calls", "gpu_busy_ns", "flops", "tflops_per_s", "mfu", *(["hfu"] if recomputes else [])]
     names += ["limit_ns", "fused_limit_ns", "of_limit", "bound", "dtype"]
     longest_ns = max([1, *result.printed()["gpu_busy_ns"].astype(int)])
@@ -136,7 +136,7 @@ def flops_report(result: Flops) -> list[RenderableType]:
 
 
 def _header(result: Flops, recomputes: bool) -> list[RenderableType]:
-    totals, peaks = result.whole, result.peaks
+    totals, peaks = result.totals, result.peaks
     devices = f"{totals.devices} GPU{'s' * (totals.devices > 1)}" if result.info.on_gpu else "the CPU"
     lasted, busy = (Milliseconds.for_total(int(ns) or 1).with_unit(int(ns)) for ns in (totals.step_ns, totals.busy_ns))
     bound = "at least " if result.uncounted else ""

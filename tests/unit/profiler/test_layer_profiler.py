@@ -435,7 +435,6 @@ def test_a_full_disk_ends_in_a_warning(handler, tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "run.json").write_text("{}")
-    monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.warns(UserWarning, match="No space left on device"):
         handler(tmp_path / "traces")(tmp_path / "run.json", Window(1, 1))

@@ -286,7 +286,7 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
     assert figures["block.mlp", "recompute"] == pytest.approx((17, 17, 1, 0))
     assert figures["block", "recompute"] == pytest.approx((22, 22, 1, 0))  # its own 5, and the MLP's 17
     assert figures["block", "backward"] == pytest.approx((100, 50, 0.5, 0.5)) == figures["m", "backward"]
-    assert (result.whole.flops, result.whole.model_flops) == (82, 60)
+    assert (result.totals.flops, result.totals.model_flops) == (82, 60)
     assert not result.rows["note"].any()
 
 
@@ -317,7 +317,7 @@ def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Pa
     file = counts(tmp_path / "run.flops.json", inside, [(6, "bf16", 60), (7, "bf16", 20)])
     result = nvprof_kit.open(capture).flops(file, peak=ONE)
     # compiled into m.a, it is m.a's: 2 x 60 operations, whatever its own calls; a step is 60
-    assert table(result)["m.a", "forward"]["flops"] == 120 and result.whole.flops == 60
+    assert table(result)["m.a", "forward"]["flops"] == 120 and result.totals.flops == 60
     assert "not counted" not in table(result)["m.a", "forward"]["note"]
     assert any("25.0 % of the operations counted" in warning for warning in result.warnings)  # 20 of 80
 
@@ -477,8 +477,8 @@ def test_a_real_capture_and_its_operations(golden: Golden) -> None:
     # attention's two products of 2048 x 2048 x 2048 a sequence and layer, and five in flash attention's backward
     weights, attention = 12 * (4 * 2048**2 + 3 * 2048 * 5632) + 2048 * 32000, 12 * 8 * 2 * 2048**3
     rotary = 2 * 32 * 2048  # one product, in fp32
-    assert result.whole.flops == 6 * weights * 8 * 2048 + 7 * attention + rotary
-    assert result.whole.mfu == result.whole.hfu and 0.39 < result.whole.mfu < 0.41
+    assert result.totals.flops == 6 * weights * 8 * 2048 + 7 * attention + rotary
+    assert result.totals.mfu == result.totals.hfu and 0.39 < result.totals.mfu < 0.41
     assert not result.rows["note"].any()
 
 
@@ -492,9 +492,9 @@ def test_a_real_capture_with_checkpointing(golden: Golden) -> None:
     weights, attention = 4 * (4 * width**2 + 3 * width * inner) + width * 32000, 4 * 4 * 2 * 512**2 * width
     rotary = 2 * 32 * 512
     again = 2 * 4 * (4 * width**2 + 2 * width * inner) * tokens + 2 * attention
-    assert result.whole.model_flops == 6 * weights * tokens + 7 * attention + rotary
-    assert result.whole.flops == result.whole.model_flops + again
-    assert result.whole.hfu > 1.16 * result.whole.mfu
+    assert result.totals.model_flops == 6 * weights * tokens + 7 * attention + rotary
+    assert result.totals.flops == result.totals.model_flops + again
+    assert result.totals.hfu > 1.16 * result.totals.mfu
     held = result.rows["layer"].isin(["LlamaForCausalLM", "model"]) & (result.rows["phase"] == "recompute")
     assert set(result.rows["calls"][~held]) == {2}  # two steps
     assert result.rows["calls"][held].tolist() == [0, 0]  # only its blocks are run again: what they do is in its row

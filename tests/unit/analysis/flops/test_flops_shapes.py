@@ -78,9 +78,9 @@ def test_all_operations_are_those_of_pytorchs_counter(name: str, tmp_path: Path)
         step()
     operators = json.loads((tmp_path / "count.flops.json").read_text())["operators"]
     counted = [row for row in operators if row["flops"]]
-    assert result.whole.flops == sum(one["flops"] for one in counted)
+    assert result.totals.flops == sum(one["flops"] for one in counted)
     lacking = sum(one["flops"] for one in counted if "for_cpu" in one["name"])
-    assert result.whole.flops - lacking == counter.get_total_flops()
+    assert result.totals.flops - lacking == counter.get_total_flops()
     assert {one["dtype"] for one in counted} == {*"+".join(result.rows["dtype"]).split("+")} - {""}
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
         event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 80, 5, **MM),
     )
     result = nvprof_kit.open(path).flops()
-    assert result.whole.flops == 2 * 2 * 3 * 4
+    assert result.totals.flops == 2 * 2 * 3 * 4
     (unknown,) = {one for one in result.rows["unknown"] if one}
     assert unknown.split("; ") == ["aten::linalg_inv", "aten::mm", "aten::mv", "flash_attn::_flash_attn_forward"]
     assert any("operators of unknown work" in warning for warning in result.warnings)
@@ -121,7 +121,7 @@ def test_shapes_that_are_none_are_unknown_work(dims: object, tmp_path: Path) -> 
     odd = event("cpu_op", "aten::mm", 20, 10, **{**MM, "Input Dims": dims})
     path = trace(tmp_path, event("cpu_op", "aten::mm", 0, 10, **MM), odd)
     result = nvprof_kit.open(path).flops()
-    assert "aten::mm" in "".join(result.rows["unknown"]) and result.whole.flops == 48
+    assert "aten::mm" in "".join(result.rows["unknown"]) and result.totals.flops == 48
 
 
 def causal_lm(name: str, **options: Any) -> Callable[[Any], nn.Module]:
