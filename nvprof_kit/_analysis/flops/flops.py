@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 ABOVE_THE_PEAK = (
     "above the peak: a clock above the datasheet's, another input (batch, length) than was counted, a causal mask or "
-    "2:4 sparsity, of is_run the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
+    "2:4 sparsity, of which the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
 )
 
 COLUMNS: Columns = {
@@ -118,7 +118,7 @@ COLUMNS: Columns = {
 """The columns of `Flops.rows` and what they mean."""
 
 _NOTABLE = 0.02
-"""Share of a row's own time in matrix kernels above is_run it is suspicious that no operation was counted."""
+"""Share of a row's own time in matrix kernels above which it is suspicious that no operation was counted."""
 
 UNCOUNTED_SHARE = 0.05
 """Where counted operations hold less than the other 95 % of the GPU time, the figures of the step are lower bounds."""
@@ -138,7 +138,7 @@ class Totals:
         steps: Number of steps, 0 without steps.
         devices: Number of GPUs that ran operations.
         step_ns: Mean duration of a step in ns, with the boundaries of `breakdown`.
-        busy_ns: Time per step in is_run a GPU was busy, summed over devices, in ns.
+        busy_ns: Time per step in which a GPU was busy, summed over devices, in ns.
         flops: Floating point operations per step.
         model_flops: The same without recomputation.
         peak_ns: The time of `flops` at the GPU's peak, in ns; NaN if no peak is known.
@@ -251,7 +251,7 @@ def flops(
 
     Args:
         operations: The operations of a capture, with their names.
-        counts: The counts from a run of the same program; None to count from the shapes in the capture itself, is_run
+        counts: The counts from a run of the same program; None to count from the shapes in the capture itself, which
             then needs the optional table ``shapes``.
         peaks: Operations per second by data type, instead of the package's values for the GPU.
         steps: Which steps to look at, by default all but warm-up.
@@ -306,7 +306,7 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
         program: What was counted.
         rows: The rows of the capture, by layer and phase, with the columns of `row_work`.
         peaks: The GPU's peaks.
-        notes: On the rows that have matrix kernels of is_run nothing was counted.
+        notes: On the rows that have matrix kernels of which nothing was counted.
     """
     names_of_range = program.counts.unknown.groupby("range")["name"].agg(set).to_dict()
     unknown: list[set[str]] = [set() for _ in range(len(rows))]
@@ -377,7 +377,7 @@ def _uncounted(
 ) -> tuple[dict[Key, str], dict[str, float]]:
     """Notes on the rows that run matrix or attention kernels although no operation was counted or is unknown there,
     because these kernels were not launched by PyTorch operators; and the share of the steps' GPU time in layers that
-    run such kernels or experts of is_run no operation was counted, by the layer's name without its place in the model,
+    run such kernels or experts of which no operation was counted, by the layer's name without its place in the model,
     the largest first, empty below `UNCOUNTED_SHARE` altogether.
     """
     import pandas as pd

@@ -53,7 +53,8 @@ def headlines(
     if flops is not None and not math.isnan(flops.totals.mfu):
         rate = f"{flops.totals.flops / max(flops.totals.step_ns, 1) / 1000:,.1f} TFLOP/s"
         note = "above the peak: `nvprof-kit flops` says why" if flops.totals.above_the_peak else rate
-        lines.append(("MFU", percent(flops.totals.mfu), f"{note}; {percent(flops.totals.busy_mfu)} while the GPU works"))
+        busy = percent(flops.totals.busy_mfu)
+        lines.append(("MFU", percent(flops.totals.mfu), f"{note}; {busy} while the GPU works"))
     of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
     lines.append(("In a named layer", percent(summary.layer_ns / max(summary.work_ns, 1)), of_loop))
     rows = result.rows
