@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
@@ -26,6 +26,9 @@ from nvprof_kit._instrument.modules.calls import annotated
 from nvprof_kit._instrument.patches import never_fails, warn
 from nvprof_kit._instrument.ranges.ranges import layer_of
 from nvprof_kit.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _FRAMES = 8
 """Maximum number of callers that `calling_object` looks at."""
@@ -135,6 +138,38 @@ class HostLoop(InferredLoop):
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.__exit__(None, None, None)
+
+
+class Hosted:
+    """What the classes of all hosts have in common: the loop that they drive, and its end.
+
+    Args:
+        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
+        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
+        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
+
+    Raises:
+        UsageError: The schedule is invalid.
+
+    Attributes:
+        loop: The loop, of the class `loop_type`.
+    """
+
+    loop: HostLoop
+    loop_type: ClassVar[type[HostLoop]] = HostLoop
+
+    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
+        self.loop = self.loop_type(schedule, path=path, annotation=annotation)
+
+    def close(self, *_event: Any, **_about: Any) -> None:
+        """End the loop and write what was recorded."""
+        self.loop.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
 
 def listens() -> bool:

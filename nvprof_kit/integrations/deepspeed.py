@@ -16,10 +16,10 @@ from typing import Any
 
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import Patch, around
-from nvprof_kit.integrations._host import HostLoop
+from nvprof_kit.integrations._host import Hosted, HostLoop
 
 
-class annotate_engine:
+class annotate_engine(Hosted):
     """Range the layers of an engine's model, and steps, phases and micro-batches.
 
     A step is an optimizer step; it ends with the ``engine.step()`` at the gradient accumulation boundary and contains
@@ -36,7 +36,7 @@ class annotate_engine:
     """
 
     def __init__(self, engine: Any, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
-        self.loop = HostLoop(schedule, path=path, annotation=annotation)
+        super().__init__(schedule, path, **annotation)
         self._patches: list[Patch] = []
         try:
             self.loop.accumulation = engine.gradient_accumulation_steps()
@@ -46,17 +46,11 @@ class annotate_engine:
         except Exception as error:  # the engine must work without ranges
             self.loop.give_up(error)
 
-    def close(self) -> None:
+    def close(self, *_event: Any, **_about: Any) -> None:
         """End the loop and write what was recorded."""
         for patch in self._patches:
             patch.remove()
-        self.loop.end()
-
-    def __enter__(self) -> annotate_engine:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
+        super().close()
 
 
 def _around_step(loop: HostLoop, engine: Any, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,61 +19,12 @@ from nvprof_kit._instrument.loop.inferred import LoopHooks
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.modules.calls import watch_calls
 from nvprof_kit._instrument.patches import Patch, around
-from nvprof_kit.integrations._host import HostLoop
+from nvprof_kit.integrations._host import Hosted, HostLoop
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
 """Prefixes of the components that a denoising step calls."""
 
 _VAE_METHODS = ("encode", "decode")
-
-
-class annotate_pipeline:
-    """Range the models of a pipeline, each under its component's name, its denoising steps and its phases.
-
-    Layers are named ``text_encoder.…``, ``transformer.…`` and ``vae.…``. A step is a denoising step, from the first
-    call of the denoiser to the end of ``scheduler.step``; the two calls of classifier-free guidance are in one step.
-    The phases are ``denoising step``, the encoders by component name, ``vae encode`` and ``vae decode``. Use it as a
-    context manager, or call `close` at the end.
-
-    Args:
-        pipe: A ``DiffusionPipeline``; components replaced later are not ranged.
-        schedule: Which denoising steps to record, in any form of `nvprof_kit.Schedule.of`.
-        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
-
-    Raises:
-        UsageError: The schedule is invalid.
-    """
-
-    def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
-        self.loop = _PipelineLoop(schedule, path=path, annotation={})
-        self._points: _Points | None = None
-        try:
-            models = {
-                name: component for name, component in pipe.components.items() if isinstance(component, nn.Module)
-            }
-            self.loop.begin(models, watch=False)
-            self._points = _Points(self.loop, pipe, models)
-            vars(pipe)["_nvprof_kit_layers"] = self  # keeps it alive as long as the pipeline
-        except Exception as error:  # the pipeline must work without ranges
-            self.loop.give_up(error)
-
-    def close(self) -> None:
-        """Stop ranging and write what was recorded."""
-        if self._points is not None:
-            self._points.remove()
-        self.loop.end()
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
-        """Copies of the pipeline are not annotated."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
-
-    def __enter__(self) -> annotate_pipeline:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
 
 class _PipelineLoop(HostLoop):
@@ -102,6 +53,52 @@ class _PipelineLoop(HostLoop):
             self.denoiser_called()
         else:
             self.index = 0
+
+
+class annotate_pipeline(Hosted):
+    """Range the models of a pipeline, each under its component's name, its denoising steps and its phases.
+
+    Layers are named ``text_encoder.…``, ``transformer.…`` and ``vae.…``. A step is a denoising step, from the first
+    call of the denoiser to the end of ``scheduler.step``; the two calls of classifier-free guidance are in one step.
+    The phases are ``denoising step``, the encoders by component name, ``vae encode`` and ``vae decode``. Use it as a
+    context manager, or call `close` at the end.
+
+    Args:
+        pipe: A ``DiffusionPipeline``; components replaced later are not ranged.
+        schedule: Which denoising steps to record, in any form of `nvprof_kit.Schedule.of`.
+        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
+
+    Raises:
+        UsageError: The schedule is invalid.
+    """
+
+    loop: _PipelineLoop
+    loop_type = _PipelineLoop
+
+    def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
+        super().__init__(schedule, path)
+        self._points: _Points | None = None
+        try:
+            models = {
+                name: component for name, component in pipe.components.items() if isinstance(component, nn.Module)
+            }
+            self.loop.begin(models, watch=False)
+            self._points = _Points(self.loop, pipe, models)
+            vars(pipe)["_nvprof_kit_layers"] = self  # keeps it alive as long as the pipeline
+        except Exception as error:  # the pipeline must work without ranges
+            self.loop.give_up(error)
+
+    def close(self, *_event: Any, **_about: Any) -> None:
+        """Stop ranging and write what was recorded."""
+        if self._points is not None:
+            self._points.remove()
+        super().close()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> None:
+        """Copies of the pipeline are not annotated."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 class _Points(LoopHooks):

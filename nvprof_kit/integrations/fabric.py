@@ -10,30 +10,24 @@ If a tool is attached or a schedule is set, the entry point ``lightning.fabric.c
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit.integrations._host import HostLoop
+from nvprof_kit.integrations._host import Hosted, HostLoop
 
 
-class FabricCallback:
+class _FabricLoop(HostLoop):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options, own_steps=True)
+
+
+class FabricCallback(Hosted):
     """Range a loop with `Fabric`: ``Fabric(callbacks=[FabricCallback()])``.
 
     The loop begins with ``fabric.setup(model, …)``. Fabric has no notion of steps, so a step ends when an optimizer has
-    stepped and the next batch is fetched or the model is called.
-
-    Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
-        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
-        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
-
-    Raises:
-        UsageError: The schedule is invalid.
+    stepped and the next batch is fetched or the model is called. The arguments are those of `Hosted`.
     """
 
-    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
-        self.loop = HostLoop(schedule, path=path, annotation=annotation, own_steps=True)
+    loop_type = _FabricLoop
 
     def on_after_setup(self, fabric: Any = None, module: Any = None) -> None:
         """A model is set up; further ones have their class before the names of their layers."""
@@ -42,7 +36,3 @@ class FabricCallback:
             self.loop.begin(model)
         else:
             self.loop.annotate_too(model)
-
-    def close(self) -> None:
-        """End the loop and write what was recorded; also called at exit."""
-        self.loop.end()

@@ -8,34 +8,33 @@ trainer = Trainer(..., callbacks=[LayerCallback()])
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import never_fails
-from nvprof_kit.integrations._host import HostLoop
+from nvprof_kit.integrations._host import Hosted, HostLoop
 
 
-class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+class _TrainerLoop(HostLoop):
+    @never_fails
+    def begin_training(self, args: Any, state: Any, **about: Any) -> None:
+        """Begin training with the trainer's arguments, state and components."""
+        self.accumulation = args.gradient_accumulation_steps
+        self.train_dataset = getattr(about.get("train_dataloader"), "dataset", None)
+        self.begin(about["model"], first=state.global_step)
+
+
+class LayerCallback(Hosted, TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Range the layers of the trained model, and steps, phases, micro-batches and evaluations.
 
     A step is an optimizer step, numbered like the trainer's ``global_step``, from the fetch of its first batch to
     `on_step_end`. With gradient accumulation, each micro-batch has its own range. Evaluations are the phase ``eval``,
-    between steps.
-
-    Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
-        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
-        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
-
-    Raises:
-        UsageError: The schedule is invalid.
+    between steps. The arguments are those of `Hosted`.
     """
 
-    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
-        self.loop = _TrainerLoop(schedule, path=path, annotation=annotation)
+    loop: _TrainerLoop
+    loop_type = _TrainerLoop
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **about: Any) -> None:
         """Training begins or resumes."""
@@ -54,16 +53,4 @@ class LayerCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
         self.loop.evaluation_ends()
 
     on_predict = on_evaluate
-
-    def on_train_end(self, _args: Any, _state: Any, _control: Any, **_about: Any) -> None:
-        """Training has ended."""
-        self.loop.end()
-
-
-class _TrainerLoop(HostLoop):
-    @never_fails
-    def begin_training(self, args: Any, state: Any, **about: Any) -> None:
-        """Begin training with the trainer's arguments, state and components."""
-        self.accumulation = args.gradient_accumulation_steps
-        self.train_dataset = getattr(about.get("train_dataloader"), "dataset", None)
-        self.begin(about["model"], first=state.global_step)
+    on_train_end = Hosted.close

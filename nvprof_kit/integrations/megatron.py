@@ -19,91 +19,10 @@ from typing import Any
 
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import Patch, after_import, around, never_fails
-from nvprof_kit.integrations._host import HostLoop
+from nvprof_kit.integrations._host import Hosted, HostLoop
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 TRAINING = "megatron.training.training"
-
-
-class LayerCallback:
-    """Range the layers of Megatron-Bridge's model chunks, and steps, phases and evaluations.
-
-    It implements ``megatron.bridge.training.callbacks.Callback`` without inheriting from it, so it can be constructed
-    without Megatron-Bridge installed.
-
-    Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
-        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
-        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
-
-    Raises:
-        UsageError: The schedule is invalid.
-    """
-
-    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
-        self.loop = _MegatronLoop(schedule, path=path, annotation=annotation)
-
-    def on_train_start(self, context: Any) -> None:
-        """Training begins or resumes."""
-        first = getattr(getattr(context.state, "train_state", None), "step", 0)
-        self.loop.begin_training(context.model, int(first))
-
-    def on_train_step_start(self, _context: Any) -> None:
-        """A step begins."""
-        self.loop.step_begin()
-
-    def on_train_step_end(self, _context: Any) -> None:
-        """The optimizer has stepped."""
-        self.loop.step_end()
-
-    def on_train_end(self, _context: Any) -> None:
-        """Training has ended."""
-        self.loop.finish()
-
-    def on_eval_start(self, _context: Any) -> None:
-        """An evaluation begins."""
-        self.loop.evaluation_begins()
-
-    def on_eval_end(self, _context: Any) -> None:
-        """An evaluation has ended."""
-        self.loop.evaluation_ends()
-
-    on_test_start = on_eval_start
-    on_test_end = on_eval_end
-
-
-class annotate_training:
-    """Range the layers, steps, phases and evaluations of Megatron-LM's ``pretrain``.
-
-    Wraps its functions ``train_step`` and ``evaluate``, now or when ``megatron.training`` is imported. Megatron-LM's
-    own ``--profile`` can be used in addition; it captures steps with cudaProfilerStart, but does not range the backward
-    of layers.
-
-    Args:
-        schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
-        path: Trace file of the embedded recorder; ``run.json.gz`` by default.
-        annotation: Keyword arguments of `nvprof_kit.annotate_model`.
-
-    Raises:
-        UsageError: The schedule is invalid.
-    """
-
-    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
-        self.loop = _MegatronLoop(schedule, path=path, annotation=annotation)
-        self._patches: list[Patch] = []
-        after_import(TRAINING, self._wrap)
-
-    def _wrap(self, training: Any) -> None:
-        self._patches += [
-            Patch(training, "train_step", functools.partial(_around_train_step, self.loop)),
-            Patch(training, "evaluate", around(self.loop.evaluation_begins, self.loop.evaluation_ends)),
-        ]
-
-    def close(self) -> None:
-        """End the loop and write what was recorded."""
-        while self._patches:
-            self._patches.pop().remove()
-        self.loop.finish()
 
 
 class _MegatronLoop(HostLoop):
@@ -129,12 +48,77 @@ class _MegatronLoop(HostLoop):
             self.begin_training(chunks, iteration or 0)
         self.step_begin(iteration)
 
-    def finish(self) -> None:
-        """Training has ended."""
+    def undo(self) -> None:
+        """End the loop."""
         for patch in self._patches:
             patch.remove()
         self._patches = ()
-        self.end()
+        super().undo()
+
+
+class LayerCallback(Hosted):
+    """Range the layers of Megatron-Bridge's model chunks, and steps, phases and evaluations.
+
+    It implements ``megatron.bridge.training.callbacks.Callback`` without inheriting from it, so it can be constructed
+    without Megatron-Bridge installed. The arguments are those of `Hosted`.
+    """
+
+    loop: _MegatronLoop
+    loop_type = _MegatronLoop
+    on_train_end = Hosted.close
+
+    def on_train_start(self, context: Any) -> None:
+        """Training begins or resumes."""
+        first = getattr(getattr(context.state, "train_state", None), "step", 0)
+        self.loop.begin_training(context.model, int(first))
+
+    def on_train_step_start(self, _context: Any) -> None:
+        """A step begins."""
+        self.loop.step_begin()
+
+    def on_train_step_end(self, _context: Any) -> None:
+        """The optimizer has stepped."""
+        self.loop.step_end()
+
+    def on_eval_start(self, _context: Any) -> None:
+        """An evaluation begins."""
+        self.loop.evaluation_begins()
+
+    def on_eval_end(self, _context: Any) -> None:
+        """An evaluation has ended."""
+        self.loop.evaluation_ends()
+
+    on_test_start = on_eval_start
+    on_test_end = on_eval_end
+
+
+class annotate_training(Hosted):
+    """Range the layers, steps, phases and evaluations of Megatron-LM's ``pretrain``.
+
+    Wraps its functions ``train_step`` and ``evaluate``, now or when ``megatron.training`` is imported. Megatron-LM's
+    own ``--profile`` can be used in addition; it captures steps with cudaProfilerStart, but does not range the backward
+    of layers. The arguments are those of `Hosted`.
+    """
+
+    loop: _MegatronLoop
+    loop_type = _MegatronLoop
+
+    def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
+        super().__init__(schedule, path, **annotation)
+        self._patches: list[Patch] = []
+        after_import(TRAINING, self._wrap)
+
+    def _wrap(self, training: Any) -> None:
+        self._patches += [
+            Patch(training, "train_step", functools.partial(_around_train_step, self.loop)),
+            Patch(training, "evaluate", around(self.loop.evaluation_begins, self.loop.evaluation_ends)),
+        ]
+
+    def close(self, *_event: Any, **_about: Any) -> None:
+        """End the loop and write what was recorded."""
+        while self._patches:
+            self._patches.pop().remove()
+        super().close()
 
 
 def _around_train_step(loop: _MegatronLoop, method: Callable[..., Any]) -> Callable[..., Any]:
