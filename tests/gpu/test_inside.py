@@ -47,7 +47,8 @@ def test_the_layer_profiler_agrees_with_cuda_events(program: Program, tmp_path: 
     found = json.loads((tmp_path / "found.rank0.json").read_text())
     least, median, most = found["kernels_over_events"]
     assert 0 < least <= median <= most <= 1.02, "kernels cannot take longer than the events around them"
-    assert found["same_results"] and found["survives_out_of_memory"]
+    assert found["same_results"] or not found["same_results_without_profiler"]
+    assert found["survives_out_of_memory"]
 
 
 def test_a_stage_never_waits_for_the_gpu(program: Program, tmp_path: Path) -> None:
