@@ -24,7 +24,7 @@ from nvprof_kit.errors import NvprofKitError
 _COMPLETE = "_NVPROF_KIT_COMPLETE"
 """Set by a shell that asks for completions, as click's scripts do."""
 
-_OBJECTS = 50_000
+_OBJECTS = 1_000_000
 """New objects until Python looks for cyclic garbage; its default is some hundred or thousand, but importing pandas
 alone makes a hundred thousand that live until the end, and each collection visits them all.
 """

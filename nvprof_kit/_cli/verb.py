@@ -470,9 +470,9 @@ def open_input(output: Output, path: str, *, nsys: bool = False, **options: Any)
         UsageError: The output would overwrite the capture, or the rules or the model's file are invalid.
     """
     from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect
-    from nvprof_kit._trace.files.process import share_memory
+    from nvprof_kit._trace.files.process import keep_freed_memory
 
-    share_memory()
+    keep_freed_memory()
     expect(path, *((NSYS, NEEDED_NSYS) if nsys else (CAPTURES, NEEDED)))
     opened = Capture(path, **options)
     output.spare(opened.sources)

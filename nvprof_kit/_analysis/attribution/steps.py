@@ -180,8 +180,11 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     slow = np.zeros(len(wall), dtype=bool)
     if len(wall) >= ENOUGH and wall[0] > LONGER * median:
         # a phase that no other step has, such as a prefill before decoding, is no warm-up
-        first = attribution.phase[attribution.step == 0]
-        slow[0] = not np.setdiff1d(first, attribution.phase[attribution.step > 0]).size
+        first, others = (
+            np.bincount(attribution.phase[is_step], minlength=len(attribution.phases)) > 0
+            for is_step in (attribution.step == 0, attribution.step > 0)
+        )
+        slow[0] = not (first & ~others).any()
     warm = loads | slow
     if warm.all():
         return StepChoice(chosen)
@@ -388,8 +391,10 @@ _EARLIEST, _LATEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 def _bounds(instance: Integers, start: Int64Array, end: Int64Array, count: int) -> tuple[Int64Array, Int64Array]:
     """The first start and the last end in each instance, `_LATEST` and `_EARLIEST` where nothing is."""
     first, last = np.full(count, _LATEST), np.full(count, _EARLIEST)
-    np.minimum.at(first, instance, start)
-    np.maximum.at(last, instance, end)
+    if len(instance):  # what is in order of instances is first reduced run by run
+        runs = np.flatnonzero(np.append(True, instance[1:] != instance[:-1]))
+        np.minimum.at(first, instance[runs], np.minimum.reduceat(start, runs))
+        np.maximum.at(last, instance[runs], np.maximum.reduceat(end, runs))
     return first, last
 
 

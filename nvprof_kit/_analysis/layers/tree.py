@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit.names import LAYER_CATEGORIES, Category
 
 _Number = TypeVar("_Number", bound=np.generic)
@@ -95,13 +96,13 @@ def layer_parents(ranges: Ranges) -> dict[str, str]:
     )
     enclosing = outer_layers(ranges.layer_range, ranges.nesting)[forward]
     outer = np.where(enclosing >= 0, np.append(ranges.name, NONE)[enclosing], NONE)
-    pairs, counts = np.unique(np.stack([ranges.name[forward], outer]), axis=1, return_counts=True)
+    (inner_names, outer_names), pair = distinct_rows(ranges.name[forward], outer)
     texts = [*(name.text for name in ranges.names), ""]
     return parents_of(
         dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES),
         (
             (texts[inner], texts[outer], count)
-            for (inner, outer), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
+            for inner, outer, count in zip(inner_names, outer_names, np.bincount(pair).tolist(), strict=True)
         ),
     )
 

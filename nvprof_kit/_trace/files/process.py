@@ -16,29 +16,26 @@ _LARGEST_SHARED, _KEPT = 32 << 20, 256 << 20
 _SWITCH_S = 0.0005
 
 
-def share_memory() -> None:
-    """Let the threads of this process share one arena.
-
-    With arenas of their own, threads that work one after the other each keep what they freed, up to a tenth of the
-    peak. The setting is of the whole process, so it is for processes of our own only. Does nothing where the C library
-    is not glibc.
-    """
-    _set({_ARENA_MAX: 1})
-
-
 def keep_freed_memory() -> None:
     """Let this process keep some freed memory instead of returning it to the system at once.
 
-    A map is made of a hundred columns of a few megabytes, of which few live at the same time. With glibc's defaults
-    each one's pages are requested anew, which takes a tenth of the time. Threads share one arena, because those of
-    their own return every large block at once. Libraries that are not imported yet take the same memory: Arrow has no
-    pool of its own, and NumPy asks for no huge pages, as to clear them takes longer than the faults that they save.
-    The settings are of the whole process, so they are for processes of our own only. Does nothing where the C library
-    is not glibc.
+    An answer is made of a hundred columns of a few megabytes, of which few live at the same time. With glibc's defaults
+    each one's pages are requested and cleared anew, which takes a tenth of the time. Threads share one arena, because
+    those of their own return every large block at once, or keep what they freed. Libraries that are not imported yet
+    take the same memory: Arrow has no pool of its own, and NumPy asks for no huge pages, as to clear them takes longer
+    than the faults that they save. The settings are of the whole process, so they are for processes of our own only.
+    Does nothing where the C library is not glibc.
     """
-    if _set({_MMAP_THRESHOLD: _LARGEST_SHARED, _TRIM_THRESHOLD: _KEPT, _ARENA_MAX: 1}):
-        os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
-        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    for option, value in ((_MMAP_THRESHOLD, _LARGEST_SHARED), (_TRIM_THRESHOLD, _KEPT), (_ARENA_MAX, 1)):
+        mallopt(option, value)
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def switch_threads_often() -> None:
@@ -49,19 +46,6 @@ def switch_threads_often() -> None:
     only.
     """
     sys.setswitchinterval(_SWITCH_S)
-
-
-def _set(options: dict[int, int]) -> bool:
-    """Set options of malloc, and whether the C library has any."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    for option, value in options.items():
-        mallopt(option, value)
-    return True
 
 
 @contextmanager
