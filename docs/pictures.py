@@ -91,7 +91,7 @@ def plot_pictures(folder: Path) -> None:
     """Every view of the plots, at half their size."""
     for view, capture in PLOTS.items():
         (folder / f"plot-{view}.sqlite.xz").symlink_to(DATA / f"{capture}.sqlite.xz")
-        run(folder, "plot", "--view", view, f"plot-{view}.sqlite.xz", "-o", f"plot-{view}.png")
+        run(folder, "layers" if view == "layers" else "plot", f"plot-{view}.sqlite.xz", "-o", f"plot-{view}.png")
         save_half(folder / f"plot-{view}.png", f"plot-{view}.png")
 
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 Split = Literal["class", "phase"]
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
-PlotView = Literal["layers", "timeline"]
 TraceForm = Literal["json.gz", "json"]
 SectionSet = Literal["basic", "detailed", "full", "source", "roofline", "nvlink", "pmsampling", "default"]
 """ncu's sets of sections, 2020 to 2026 (`ncu --list-sets`)."""
@@ -479,28 +478,23 @@ class Capture:
         sources = tuple(source for side in sides for capture in side for source in capture.sources)
         return _with_work(replace(result, sources=sources, view=view)).selected(**rows)
 
-    def plot(self, view: PlotView = "layers", *, depth: int | None = None, steps: Steps = None) -> Plot:
-        """Draw the capture, in colors that readers with color blindness can tell apart.
+    def plot(self, *, depth: int | None = None, steps: Steps = None) -> Plot:
+        """Draw one step over time: layers above the GPU's streams, with idle gaps.
+
+        The colors are those that readers with color blindness can tell apart.
 
         Args:
-            view: ``layers``: a bar per layer, by phase. ``timeline``: one step over time, layers above the GPU's
-                streams, with idle gaps.
-            depth: Levels of the model to draw. [default: as many as fit]
-            steps: As in `layers`; the timeline is of the step of median length among them.
+            depth: Levels of the model to draw. [default: all]
+            steps: As in `layers`; the step of median length among them is drawn.
 
         Raises:
-            UsageError: The view is unknown, or none of the requested steps is in the capture.
+            UsageError: None of the requested steps is in the capture.
         """
+        from nvprof_kit._report.plots.timeline import timeline_figure
         from nvprof_kit._result.result import Plot
 
-        _among(view, get_args(PlotView), "plot")
-        if view == "layers":
-            result = self.layers(depth=depth, steps=steps)
-            return Plot(view, result.figure(), result.rows, result.warnings, sources=self.sources)
-        from nvprof_kit._report.plots.timeline import timeline_figure
-
         drawn, info = self._timeline(_steps(steps), typical=True)
-        return Plot(view, timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
+        return Plot(timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
     def report(self, *others: Capture | str | Path, findings: bool | None = None, steps: Steps = None) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.

@@ -40,7 +40,7 @@ reveal_type(capture.metrics().to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.diff("other.sqlite", fail_on=["step:+5%"]).held)  # bool
 reveal_type(capture.tables["ops"])  # pandas.core.frame.DataFrame
 reveal_type(capture.sql("SELECT 1"))  # pandas.core.frame.DataFrame
-reveal_type(capture.plot("timeline").to_frame())  # pandas.core.frame.DataFrame
+reveal_type(capture.plot().to_frame())  # pandas.core.frame.DataFrame
 reveal_type(capture.report("other.sqlite").data)  # bytes
 reveal_type(capture.ncu_plan().script())  # str
 reveal_type(capture.export(steps=3).save("run.json.gz"))  # pathlib.Path
@@ -87,7 +87,6 @@ reveal_type(nvprof_kit.open_timers("logs/").timers("rank").to_frame())  # pandas
 reveal_type(nvprof_kit.doctor().ok)  # bool
 with nvprof_kit.step(1), nvprof_kit.phase("forward"):
     pass
-capture.plot("nosuch")  # type: ignore[arg-type]
 nvprof_kit.nosuch  # type: ignore[attr-defined]
 """
 

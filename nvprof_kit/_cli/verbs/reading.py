@@ -120,15 +120,15 @@ def report(output: Output, captures: tuple[str, ...], **options: Any) -> None:
 
 
 @OUT.verb(
-    "nvprof-kit plot run.sqlite --view timeline -o step.svg",
+    "nvprof-kit plot run.sqlite --steps 12 -o step.svg",
     also=(Capture.plot, open_capture),
     without=("model", "kernel_rules"),
     writes={f".{name}": name for name in formats.PICTURES},
 )
 def plot(output: Output, captures: tuple[str, ...], **options: Any) -> None:
-    """Plot layers, or the timeline of a step, in colors that readers with color blindness can tell apart.
+    """Draw one step over time: layers above the GPU's streams, with idle gaps.
 
-    layers: a bar per layer, by phase. timeline: one step over time, layers above the GPU's streams, with idle gaps.
+    layers, ranks, memory and others draw their own tables: nvprof-kit layers run.sqlite -o layers.png.
     """
     if len(captures) > 1:
         raise UsageError(f"a plot shows one capture, not {len(captures)}; plot them one by one")

@@ -171,8 +171,8 @@ def test_layers_of_any_name(capture: Path, tmp_path: Path) -> None:
         assert said in told
 
 
-@pytest.mark.parametrize("view", ["layers", "timeline"])
-def test_plots_show_any_name_as_it_is(view: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("verb", ["layers", "plot"])
+def test_plots_show_any_name_as_it_is(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = NsysFile(tmp_path / "run.sqlite")
     for number, name in enumerate((*LAYERS, "layers.$\\foo$", "$\\frac{$", "x$$y")):  # no formulas
         at = 1000 * number
@@ -181,7 +181,7 @@ def test_plots_show_any_name_as_it_is(view: str, tmp_path: Path, capsys: pytest.
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     for suffix in ("svg", "png"):
         target = tmp_path / f"o.{suffix}"
-        assert run("plot", file.write() if suffix == "svg" else file.path, "--view", view, "-o", target) == 0
+        assert run(verb, file.write() if suffix == "svg" else file.path, "-o", target) == 0
     assert not {"\x1b", "\x9b", "\u202e"} & {*capsys.readouterr().err}
     ElementTree.parse(tmp_path / "o.svg")  # XML has no control characters
 

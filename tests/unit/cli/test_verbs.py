@@ -119,7 +119,7 @@ def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("export CAPTURE --steps +1: -o t.json", "none of the requested steps is in it"),
         ("export CAPTURE -o t.pftrace", "t.pftrace: no format has this suffix; needed one of .json.gz .gz .json"),
         ("export CAPTURE other.sqlite -o t.json", "other.sqlite: no such file"),
-        ("plot CAPTURE --view timeline --steps 3 -o t.png", "none of the requested steps is in it; it has 1 steps, 7"),
+        ("plot CAPTURE --steps 3 -o t.png", "none of the requested steps is in it; it has 1 steps, 7"),
         ("plot CAPTURE -o t.gif", "t.gif: no format has this suffix; needed one of .png .svg .pdf"),
         ("plot CAPTURE other.sqlite -o t.png", "a plot shows one capture, not 2"),
         ("ncu layers PLAN -o a.png", "no kernel with both operations and bytes of DRAM counted"),

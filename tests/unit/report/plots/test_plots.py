@@ -25,7 +25,7 @@ def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path: Path) -> None:
     file.range_("a.3", 125, 135)
     file.kernel(1000, 1100, launched=(120, 121))
     file.kernel(1200, 1400, launched=(130, 131))
-    plot = nvprof_kit.open(file.write()).plot("timeline", steps=2)
+    plot = nvprof_kit.open(file.write()).plot(steps=2)
     assert plot.rows["layer"].tolist() == ["(none)", "a", "a.3"]
     figure = plot.figure()
     (axes,) = figure.axes
@@ -117,6 +117,6 @@ def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_every_format_is_drawn(tmp_path: Path, suffix: str, start: bytes) -> None:
-    timeline = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz").plot("timeline")
+    timeline = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz").plot()
     for answer in (layers_result(), layers_result(tree=tree()[:0]), timeline):
         assert answer.save(tmp_path / f"plot{suffix}").read_bytes().startswith(start)
