@@ -88,6 +88,7 @@ class Metrics(ByLayer):
         interval_ns: Median time between two samples of a GPU.
         samples: Number of samples over all GPUs.
         steps: Number of steps that the rows cover.
+        all_steps: Number of steps in the capture.
         overall: The same figures over all GPU busy time, by column.
         info: Recording tool, GPUs and processes of the capture.
         floor: Minimum number of samples for a row to have figures.
@@ -98,6 +99,7 @@ class Metrics(ByLayer):
     interval_ns: int
     samples: int
     steps: int
+    all_steps: int
     overall: dict[str, float]
     info: CaptureInfo
     floor: float
@@ -197,6 +199,7 @@ def metrics(
         interval_ns=interval,
         samples=sum(len(device_samples.start) for device_samples in by_device.values()),
         steps=choice.count,
+        all_steps=len(choice.shown),
         overall={name: float(everything[name]) for name in _SAMPLED},
         info=trace.info,
         floor=floor,

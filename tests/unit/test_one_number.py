@@ -83,6 +83,20 @@ def test_calls(capture: Capture, scope: str) -> None:
     assert loop["gpu_ops"].sum() + outside["gpu_ops"].sum() == rows["gpu_ops"].sum()
 
 
+STEPS = re.compile(r" · ((?:\d+ of )?\w+ steps?)\b")
+
+
+def test_headings_say_the_same_steps(capture: Capture) -> None:
+    """How many steps there are, and of how many the figures are if warm-up is left out."""
+    results = [capture.layers(), capture.breakdown(), capture.summary(("memory",))]
+    if capture.info.on_gpu:
+        results.append(capture.advise())
+    texts = {tuple(STEPS.findall(str(result).partition("\n")[0])) for result in results}
+    choice = capture.layers().steps
+    of = "" if choice.count == len(choice.shown) else f"{choice.count} of "
+    assert texts == {(f"{of}{len(choice.shown) or 'no'} step{'s' * (len(choice.shown) != 1)}",)}
+
+
 PAGES = ("eager-2024.2", "hooks-ddp-2024.2", "graph-2024.2", "checkpoint-2023.4", "generate-2024.2", "slow-2024.2")
 
 
@@ -93,7 +107,7 @@ def test_the_page(name: str) -> None:
     page = capture.report().data.decode()
     layers, breakdown = capture.layers(), capture.breakdown()
     assert f"{layers.summary.ops:,} operations" in page
-    (steps,) = re.findall(r" · ((?:\d+ of )?\w+ steps?)\b", str(layers).partition("\n")[0])
+    (steps,) = STEPS.findall(str(layers).partition("\n")[0])
     assert f" · {steps}" in page  # the same heading as the table's
     tree = layers.tree.copy()
     tree.index = tree["layer"].where(tree["layer"] != "(none)", "(none) " + tree["phase"])

@@ -110,7 +110,8 @@ class Advice(Result):
     Attributes:
         findings: The findings, the largest saving first.
         wall_ns: Wall time of a step and of the waits for data beside it, in ns: the mean over steps and GPUs.
-        steps: Number of steps.
+        steps: Number of steps that were looked at.
+        all_steps: Number of steps in the capture.
         gpus: Number of GPUs, counted once per process that uses them.
         program: What the program does: ``training``, ``prefill``, ``decode``, ``mixed`` (prefill and decode),
             ``graph capture`` or ``evaluation``.
@@ -121,6 +122,7 @@ class Advice(Result):
     findings: tuple[Finding, ...]
     wall_ns: int
     steps: int
+    all_steps: int
     gpus: int
     program: str
     warnings: tuple[Issue, ...]
@@ -197,6 +199,7 @@ def advise(
         findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / program.parts)) for finding in findings),
         wall_ns=max(round(program.wall_ns / program.parts), 1),
         steps=program.choice.count,
+        all_steps=len(program.choice.shown),
         gpus=program.gpus,
         program=program.mode,
         warnings=program.times.warnings,

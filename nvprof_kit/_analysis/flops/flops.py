@@ -186,6 +186,7 @@ class Flops(ByLayer):
 
     Attributes:
         totals: The same figures for all layers together.
+        all_steps: Number of steps in the capture.
         peaks: The GPU's peaks; None if unknown.
         counts: The file of counts, or a text that says the shapes in the capture were used.
         info: Recording tool, GPUs and processes of the capture.
@@ -195,6 +196,7 @@ class Flops(ByLayer):
     """
 
     totals: Totals
+    all_steps: int
     peaks: Peaks | None
     counts: str
     info: CaptureInfo
@@ -283,6 +285,7 @@ def flops(
     return Flops(
         rows=table,
         totals=totals,
+        all_steps=len(choice.shown),
         peaks=of_gpu,
         counts=counts.path,
         info=info,

@@ -68,6 +68,11 @@ class Facts(Operations):
         """Number of included steps."""
         return self.choice.count if len(self.ranges.steps) else 0
 
+    @property
+    def all_steps(self) -> int:
+        """Number of steps in the capture."""
+        return len(self.choice.shown) if self.step_count else 0
+
     def counted_ranges(self, ranges: Int64Array) -> Int64Array:
         """The included ones of the given ranges."""
         included: Int64Array = ranges[self._of_instance[steps_around(self.attribution.ranges, ranges)]]

@@ -77,7 +77,8 @@ class Summary(Result):
             ``cpu_ratio`` and ``gpu_ratio`` are fractions of the included steps. By step, there are also ``step`` and
             ``instance``.
         notes: Notes by view: why it is empty, or what its ratios refer to.
-        steps: Number of steps.
+        steps: Number of included steps.
+        all_steps: Number of steps in the capture.
         warnings: What may be missing or distorted.
         info: Recording tool, GPUs and processes of the capture.
     """
@@ -85,6 +86,7 @@ class Summary(Result):
     views: Mapping[str, pd.DataFrame]
     notes: Mapping[str, str]
     steps: int
+    all_steps: int
     warnings: tuple[Issue, ...]
     info: CaptureInfo
 
@@ -139,6 +141,7 @@ def summary(
         views=tables,
         notes={name: _note(name, table, trace.info) for name, table in tables.items()},
         steps=facts.step_count,
+        all_steps=facts.all_steps,
         warnings=(
             *trace.info.warnings,
             *facts.classes.warnings(facts.gpu_ns),

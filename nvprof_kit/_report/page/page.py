@@ -177,7 +177,7 @@ def sheet_of(
     variables = {
         "path": path,
         "short_path": _short_path(path),
-        "facts": capture_facts(result.info, summary.all_steps, summary.steps),
+        "facts": capture_facts(result.info, summary.steps, summary.all_steps),
         "headlines": headlines(result, times, shown_steps[0], idle, flops),
         "split": phase_split(result),
         "warnings": (*left_out_lines(result), *printed(result.warnings)),

@@ -24,7 +24,7 @@ def advise_report(result: Advice) -> list[RenderableType]:
     if result.select.asked:
         findings = tuple(findings[rank - 1] for rank in result.to_frame()["rank"])
     parts: list[RenderableType] = [
-        capture_line(result.info, result.steps),
+        capture_line(result.info, result.steps, result.all_steps),
         Text(f"The program: {result.program}{' (prefill and decode)' if result.program == 'mixed' else ''}"),
         "",
     ]

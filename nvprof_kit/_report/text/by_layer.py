@@ -124,7 +124,7 @@ def flops_report(result: Flops) -> list[RenderableType]:
     limits = [_LIMITS] if result.rows["limit_ns"].notna().any() else []
     footnotes = [f"{mark} {note}" for note, mark in notes.items()]
     return [
-        capture_line(result.info, totals.steps),
+        capture_line(result.info, totals.steps, result.all_steps),
         *_header(result, recomputes),
         "",
         grid,
@@ -189,7 +189,7 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         f"{result.floor:g} samples."
     )
     return [
-        capture_line(result.info, result.steps),
+        capture_line(result.info, result.steps, result.all_steps),
         Text(f"{result.samples:,} samples, one every {interval}; mean over all busy time: {overall}"),
         "",
         grid,

@@ -135,9 +135,9 @@ def diff_markdown(result: Diff) -> str:
 
 def _captures(side: str, runs: tuple[CaptureInfo, ...], count: int, unit: str) -> list[Text]:
     """A line for one run; for several, a line each and the total number of steps or blocks."""
-    blocks = f" · {count} {unit}s" if unit != "step" else ""
+    blocks, steps = ("", count) if unit == "step" else (f" · {count} {unit}s", 0)
     if len(runs) == 1:
-        return [Text(f"{side} ").append_text(capture_line(runs[0], 0 if blocks else count)).append(blocks)]
+        return [Text(f"{side} ").append_text(capture_line(runs[0], steps, steps)).append(blocks)]
     return [
         *(Text(f"{side} {title(info.path)}") for info in runs),
         Text(f"     {count} {unit}s of {len(runs)} runs", "dim"),

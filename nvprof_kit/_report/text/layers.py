@@ -287,7 +287,7 @@ def header(result: Layers) -> list[RenderableType]:
     if set(summary.by_how) - {"launch", "none"}:
         shares = (f"{_EVIDENCE[how]} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
         lines.append(f"An operation's layer is known from: {', '.join(shares)}")
-    return [capture_line(info, summary.all_steps, summary.steps), *map(Text, lines)]
+    return [capture_line(info, summary.steps, summary.all_steps), *map(Text, lines)]
 
 
 def left_out_lines(result: Layers) -> list[str]:

@@ -285,20 +285,20 @@ def frame_table(frame: pd.DataFrame, top: int, mib: bool = False) -> Grid:
     return grid
 
 
-def capture_line(info: CaptureInfo, steps: int, shown_steps: int | None = None) -> Text:
+def capture_line(info: CaptureInfo, steps: int, all_steps: int) -> Text:
     """A line about the capture: file, tool, GPUs, processes and steps."""
-    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps, shown_steps))
+    facts = "".join(f" · {fact}" for fact in capture_facts(info, steps, all_steps))
     return Text(title(info.path), "bold").append(facts, style="not bold")
 
 
-def capture_facts(info: CaptureInfo, steps: int, shown_steps: int | None = None) -> list[str]:
-    """Facts about the capture: tool, GPUs, processes and steps, of which `shown_steps` are in the figures."""
-    prefix = f"{shown_steps} of " if shown_steps is not None and shown_steps != steps else ""
+def capture_facts(info: CaptureInfo, steps: int, all_steps: int) -> list[str]:
+    """Facts about the capture: tool, GPUs, processes and how many of its steps are in the figures."""
+    prefix = f"{steps} of " if steps != all_steps else ""
     facts = [
         info.tool,
         counted(info.gpus) if info.on_gpu else "no GPU",
         f"{info.processes} processes, added up" if info.processes > 1 else "",
-        f"{prefix}{steps or 'no'} step{'s' * (steps != 1)}",
+        f"{prefix}{all_steps or 'no'} step{'s' * (all_steps != 1)}",
     ]
     return [fact for fact in facts if fact]
 

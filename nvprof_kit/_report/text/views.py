@@ -42,7 +42,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
     """The report: the capture, the breakdown of each step, and the detail tables, each with its first rows."""
     view, top, select, on_gpu = result.view, result.select.top or 10, result.select, result.info.on_gpu
     tables = result.printed()
-    parts: list[RenderableType] = [capture_line(result.info, len(result.choice.shown)), ""]
+    parts: list[RenderableType] = [capture_line(result.info, result.choice.count, len(result.choice.shown)), ""]
     if view in (None, "steps"):
         parts += [
             _steps(result, tables["steps"] if select.sort else None, top),
@@ -156,7 +156,7 @@ _DETAILS_OF_KERNELS = ("gpu_min_ns", "gpu_p50_ns", "cpu_avg_ns", "cpu_max_ns", "
 
 def summary_report(result: Summary) -> list[RenderableType]:
     """The views one below the other, each with its note and its first rows."""
-    parts: list[RenderableType] = [capture_line(result.info, result.steps), ""]
+    parts: list[RenderableType] = [capture_line(result.info, result.steps, result.all_steps), ""]
     on_gpu, top = result.info.on_gpu, result.select.top or 12
     for name, rows in result.views.items():
         title = "Kernel: operators by their own time" if name == "kernel" and not on_gpu else name.capitalize()
