@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nvprof_kit._instrument import session
@@ -24,6 +24,29 @@ from nvprof_kit._instrument.patches import Handle, Hold, Patch, Patches
 from nvprof_kit._instrument.ranges.backward import Frame
 from nvprof_kit._instrument.ranges.ranges import Layer, Range
 from nvprof_kit.names import strip_wrappers
+
+
+class Family:
+    """The layers of one model by path.
+
+    Args:
+        layers: The layers.
+        root: Name of the model itself, which is not a prefix of the other paths.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer], root: str) -> None:
+        self._layers = layers
+        self._root = root
+        self._below: dict[tuple[str, str], tuple[Layer, ...]] = {}
+
+    def below(self, layer: Layer, path: str) -> tuple[Layer, ...]:
+        """The layers from a layer (exclusive) down to a path below it, outermost first."""
+        if (layer.path, path) not in self._below:
+            above = [] if layer.path == self._root else layer.path.split(".")
+            parts = path.split(".")
+            paths = (".".join(above + parts[: length + 1]) for length in range(len(parts)))
+            self._below[layer.path, path] = tuple(self._layers[inner] for inner in paths if inner in self._layers)
+        return self._below[layer.path, path]
 
 
 def enter(path: str, recomputes: bool = False) -> None:
@@ -69,7 +92,7 @@ def _ranges_below(owner: object, path: str, recomputes: bool) -> tuple[Range, ..
         return tuple(layer_below.recompute for layer_below in layers)
     if isinstance(owner, Frame):
         return tuple(layer_below.backward for layer_below in layers if layer_below.backward is not None)
-    return tuple(layer_below.forward for layer_below in layers)
+    return tuple(layer_below.range for layer_below in layers)
 
 
 _IMPORT = "from nvprof_kit._instrument.compile import enter as nvprof_kit_enter, leave as nvprof_kit_leave"

@@ -24,11 +24,11 @@ from torch import nn
 
 from nvprof_kit._capture.recorder.record import OnTraceReady, Tool, record, tool_attached
 from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.inferred import stop_inferring
 from nvprof_kit._instrument.loop.schedule import Action, Schedule, Sink, Switch, Window, Windows
 from nvprof_kit._instrument.memory.allocator import Allocator, Boundaries, Boundary, CudaAllocator
 from nvprof_kit._instrument.meters.utilisation import Utilisation
-from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.modules.blocks import block_kinds, class_name, unwrapped
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import claim, mesh_of, rank, rank_folder
@@ -334,7 +334,7 @@ class _WindowRecorder(Sink):
             return
         with self._timed("set_up_ns"), suppress(UsageError):  # part of the model is already annotated
             if model not in session.annotated:
-                self._undo.callback(range_model(model).remove)
+                self._undo.callback(annotate_model(model, steps=False).remove)
         if self._tool is not None:
             self._tool.start(window)
         elif self._recorder is not None:

@@ -17,14 +17,13 @@ from torch import nn
 
 from nvprof_kit._capture.recorder.record import record
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.loop.annotate import annotate_model
+from nvprof_kit._instrument.loop.annotate import ModelAnnotation, annotate_model
 from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inferring
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
-from nvprof_kit._instrument.modules.annotate import ModelAnnotation, by_structure
-from nvprof_kit._instrument.modules.blocks import Submodule, class_name, unwrapped
+from nvprof_kit._instrument.modules.blocks import Submodule, by_structure, class_name, unwrapped
 from nvprof_kit._instrument.modules.calls import annotated
 from nvprof_kit._instrument.patches import never_fails, warn
-from nvprof_kit._instrument.ranges.ranges import layer_of
+from nvprof_kit._instrument.ranges.ranges import Layer
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def annotate_under(prefix: str, model: nn.Module) -> ModelAnnotation:
     Raises:
         UsageError: The model is already annotated.
     """
-    return ModelAnnotation(model, by_structure(Submodule(prefix, model)), backward=True, root=prefix)
+    return ModelAnnotation(model, by_structure(Submodule(prefix, model)), root=prefix)
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
@@ -253,17 +252,17 @@ class EngineLoop(HostLoop):
     @contextmanager
     def capturing(self, size: int) -> Iterator[None]:
         """Capture the CUDA graph of a batch size in the block; layers are named ``graph8.model.layers.3``."""
-        calls = [] if session.backend is None else [call for handle in self.handles for call in handle._ranged.values()]
-        layers = [call.layer for call in calls]
-        if calls:
+        layers = [] if session.backend is None else [layer for handle in self.handles for layer in handle.layers]
+        captured = [Layer(f"graph{size}.{layer.path}", backward=False) for layer in layers]
+        if layers:
             self.phase("capture")
-        for call in calls:
-            call.rename(layer_of(f"graph{size}.{call.layer.path}", backward=False))
+        for layer, in_graph in zip(layers, captured, strict=True):
+            layer.swap(in_graph)
         try:
             yield
         finally:
-            for call, layer in zip(calls, layers, strict=True):
-                call.rename(layer)
+            for layer, in_graph in zip(layers, captured, strict=True):
+                layer.swap(in_graph)
             self.phase(None)
 
 

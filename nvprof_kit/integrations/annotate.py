@@ -219,7 +219,7 @@ class Watch(Guarded):
             say(f"could not annotate {name}: {error}")
 
     def _annotate(self, model: Any, name: str) -> None:
-        from nvprof_kit._instrument.modules.annotate import range_model
+        from nvprof_kit._instrument.loop.annotate import annotate_model
         from nvprof_kit.integrations._host import annotate_under, is_ranged
         from nvprof_kit.names import layer_index
 
@@ -232,7 +232,7 @@ class Watch(Guarded):
         elif is_ranged(model):
             say(f"{name} is already annotated by the program; nothing to do")
         else:
-            handle = annotate_under(name, model) if self.found else range_model(model)
+            handle = annotate_under(name, model) if self.found else annotate_model(model, steps=False)
             self.found.append((name, handle))
             self._parts.update(model.modules())
             self._quiet = 0

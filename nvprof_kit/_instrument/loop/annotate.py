@@ -2,20 +2,187 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol, cast
 
+import torch
 from torch import nn
 
 from nvprof_kit._instrument import session
+from nvprof_kit._instrument.compile import Family, range_kernels
 from nvprof_kit._instrument.loop.inferred import drop_model, infer_steps
 from nvprof_kit._instrument.loop.loop import annotate_dataloader, annotate_optimizer
-from nvprof_kit._instrument.modules.annotate import ModelAnnotation, Pipeline, Select, range_model
-from nvprof_kit._instrument.modules.calls import instrument_method
-from nvprof_kit._instrument.patches import Handle
-from nvprof_kit._instrument.session import Read
+from nvprof_kit._instrument.modules.blocks import Select, Submodule, class_name, select_modules, unwrapped
+from nvprof_kit._instrument.modules.calls import (
+    Compiled,
+    annotated,
+    followers,
+    instrument_method,
+    put_around,
+    wrappers,
+)
+from nvprof_kit._instrument.patches import Handle, pause_while_tracing
+from nvprof_kit._instrument.ranges.backward import recomputes
+from nvprof_kit._instrument.ranges.ranges import Layer, call_inside
+from nvprof_kit._instrument.ranks import mark_rank
+from nvprof_kit._instrument.session import Annotation, Read, Removable, read_cuda, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
+from nvprof_kit.names import layer_index, strip_wrappers
+
+
+class Pipeline(Protocol):
+    """An object with modules as components, such as a Diffusers pipeline."""
+
+    @property
+    def components(self) -> Mapping[str, Any]:
+        """Its components by name; those that are modules are annotated."""
+
+
+class ModelAnnotation(Annotation):
+    """The handle of an annotated model.
+
+    Attributes:
+        paths: Paths of the ranged modules in model order; the root's is its class name.
+        layers: Their layers, in the same order.
+        aliases: Further paths of modules that occur more than once, with the path used for their ranges.
+        skipped: Paths of modules that cannot be ranged, with the reason.
+        dataloader: The ranged data loader, if `annotate_model` got one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        submodules: list[Submodule],
+        *,
+        root: str,
+        backward: bool = True,
+        compiled_parts: bool = False,
+        components: nn.Module | None = None,
+    ) -> None:
+        self._components = components
+        self.dataloader: Any = None
+        self.aliases: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
+        self._modules: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
+        self._warned = False
+        self._parts_ranged = False
+        self._lasting: list[Removable] = []
+        names: dict[int, str] = {}
+        for path, module in submodules:
+            name = strip_wrappers(path) or root
+            if id(module) in names:
+                self.aliases[name] = names[id(module)]
+            elif isinstance(module, torch.jit.ScriptModule):
+                self.skipped[name] = "TorchScript modules take no hooks"
+            elif name not in self._modules:  # a wrapper and its inner module share one name; range the wrapper
+                if module in annotated and model not in session.annotated:  # else the base class raises
+                    raise UsageError(
+                        f"{name} is already ranged, as {annotated[module].path} of another annotated model; "
+                        "annotate the outer model alone, or call remove() on the handle of the other annotation first"
+                    )
+                names[id(module)] = name
+                self._modules[name] = module
+        self.paths = tuple(self._modules)
+        self.layers = [Layer(path, backward=backward) for path in self.paths]
+        try:
+            if session.mode != "off":
+                self._lasting.append(wrappers.hold(self))
+                if compiled_parts:
+                    self._range_inside_compiled(root)
+            super().__init__(model)
+        except BaseException:
+            self._let_go()
+            raise
+        annotated.update((module, layer) for layer, module in self._ranged())
+
+    def _ranged(self) -> list[tuple[Layer, nn.Module]]:
+        """The layers whose modules still exist, with these."""
+        modules = [self._modules.get(path) for path in self.paths]
+        return [(layer, module) for layer, module in zip(self.layers, modules, strict=True) if module is not None]
+
+    def _range_inside_compiled(self, root: str) -> None:
+        family = Family(dict(zip(self.paths, self.layers, strict=True)), root)
+        for layer in self.layers:
+            layer.family = family
+        try:
+            self._lasting.append(range_kernels(self))
+            self._parts_ranged = True
+        except (ImportError, AttributeError) as error:
+            warnings.warn(
+                f"this PyTorch's compiler cannot range its kernels ({error}); what it compiles is ranged from outside",
+                stacklevel=4,
+            )
+
+    def _hold(self, _owner: Any) -> Iterator[Removable]:
+        mark_rank()
+        yield pause_while_tracing(self)
+        yield recomputes.hold(self)
+        yield followers.hold(self)
+
+    def _install(self, owner: Any) -> Iterator[Removable]:
+        compiled = Compiled(self._components or owner)
+        layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
+        regions = [layer.path for layer, module in self._ranged() if module in compiled.regions]
+        layers_have_regions = any(layer_index(path) != -1 for path in regions)
+        if len(layers) > 1 and not (self._parts_ranged or self._warned or layers_have_regions):
+            self._warned = True
+            warnings.warn(
+                f"torch.compile compiles {len(layers)} layers into one, so their kernels belong to "
+                f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled); "
+                "compile block by block to keep the layers (for block in model.layers: block.compile()), or annotate "
+                "with compiled_parts=True before",
+                stacklevel=1,
+            )
+        for layer, module in self._ranged():
+            for called in compiled.called(module):
+                yield put_around(called, partial(call_inside, layer))
+
+    def hold(self, change: Removable) -> None:
+        """Remove a change together with the annotation."""
+        self._lasting.append(change)
+
+    def remove(self) -> None:
+        """Remove the annotation; a second call does nothing. The model can be annotated again."""
+        super().remove()
+        self._let_go()
+        backend = session.backend
+        if backend is not None:  # calls may be running on this thread
+            for owner in reversed([owner for owner in backend.thread.position.owners if owner in self.layers]):
+                backend.close(owner)
+        for layer, module in self._ranged():
+            if annotated.get(module) is layer:
+                del annotated[module]
+
+    def owner_gone(self) -> None:
+        """The model was garbage-collected."""
+        super().owner_gone()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Remove what is installed for the lifetime of the annotation, even while no ranges are emitted."""
+        lasting, self._lasting = self._lasting, []
+        for change in lasting:
+            change.remove()
+
+    @property
+    def inside_compiled(self) -> tuple[str, ...]:
+        """Paths of modules inside a module compiled by torch.compile.
+
+        They have ranges only at graph breaks; their kernels are attributed to the compiled module. A compiled function
+        that calls the model is not detected here; see `never_entered`.
+        """
+        owner = self._owner()
+        return () if owner is None else self._inside(Compiled(self._components or owner))
+
+    def _inside(self, compiled: Compiled) -> tuple[str, ...]:
+        return tuple(layer.path for layer, module in self._ranged() if module in compiled.inside)
+
+    def never_entered(self) -> list[str]:
+        """Paths of modules not called while ranges were emitted: unused, compiled, or called without ``__call__``."""
+        return [layer.path for layer in self.layers if not (layer.range.backend or layer.recompute.backend)]
 
 
 def annotate_model(
@@ -71,14 +238,20 @@ def annotate_model(
     """
     require(methods, Iterable, "annotate_model: methods", "a name or several")
     require(dataloader, (Iterable, type(None)), "annotate_model: dataloader", "an iterable of batches")
-    handle = range_model(
+    require(root, (str, type(None)), "annotate_model: root", "a name")
+    if memory:
+        require(memory, (bool, Callable), "annotate_model: memory", "True, or a function that reads the memory")  # type: ignore[arg-type]
+        session.add_memory_marks(read_cuda if memory is True else memory)
+    components = None if isinstance(model, nn.Module) else _components(model)
+    submodules = select_modules(components or cast(nn.Module, model), select, depth)
+    replace_in_notebook(model)
+    handle = ModelAnnotation(
         model,
-        select=select,
-        depth=depth,
+        submodules,
+        root=root or (type(model).__name__ if components else class_name(unwrapped(cast(nn.Module, model)))),
         backward=backward,
-        root=root,
-        memory=memory,
         compiled_parts=compiled_parts,
+        components=components,
     )
     try:
         names = [methods] if isinstance(methods, str) else list(methods)
@@ -96,6 +269,19 @@ def annotate_model(
         reference = weakref.ref(model)
         handle.hold(Handle(lambda: drop_model(reference())))
     return handle
+
+
+def _components(pipeline: Any) -> nn.ModuleDict:
+    """The modules of a Diffusers-like pipeline by name."""
+    components = getattr(pipeline, "components", None)
+    named = components.items() if isinstance(components, Mapping) else ()
+    modules = {name: component for name, component in named if isinstance(component, nn.Module)}
+    if not modules:
+        raise UsageError(
+            f"annotate_model takes a torch.nn.Module, or a pipeline with modules in its components, not a "
+            f"{type(pipeline).__name__}; annotate each module by itself"
+        )
+    return nn.ModuleDict(modules)
 
 
 def _module_at(model: Any, path: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, around, pause_while_tracing
-from nvprof_kit._instrument.ranges.layer_range import F, Scope, keep, wrap
+from nvprof_kit._instrument.ranges.layer_range import F, Scope, wrap
 from nvprof_kit._instrument.ranges.ranges import Block, Range
 from nvprof_kit._instrument.ranks import mark_rank
 from nvprof_kit._instrument.session import Annotation, Removable, replace_in_notebook
@@ -132,19 +132,14 @@ def _range(text: str, category: Category) -> Range:
     return Range(require(text, str, f"the text of a {category.value} range", "a text"), category)
 
 
+@lru_cache(maxsize=4096)
 def phase(name: str) -> Scope:
     """Range a phase of the loop, such as ``forward``, ``backward`` or ``generate``; a context manager and a decorator.
 
     Args:
         name: Name of the phase.
     """
-    try:
-        return _phases[name]
-    except KeyError:
-        return keep(_phases, name, Scope(_range(name, Category.PHASE)))
-
-
-_phases: dict[str, Scope] = {}
+    return Scope(_range(name, Category.PHASE))
 
 
 def mark(text: str) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from nvprof_kit._instrument import session
+from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.loop import hook_steps, innermost
 from nvprof_kit._instrument.memory.allocator import (
     UNEXPLAINED,
@@ -40,7 +41,6 @@ from nvprof_kit._instrument.memory.tensors import (
     optimizer_rows,
     value_rows,
 )
-from nvprof_kit._instrument.modules.annotate import range_model
 from nvprof_kit._instrument.modules.calls import put_around
 from nvprof_kit._instrument.patches import uncompiled, uncompiled_itself
 from nvprof_kit._instrument.ranks import mesh_of, rank_folder
@@ -146,7 +146,7 @@ class MemoryProfiler:
             if self._boundaries is not None:
                 with suppress(UsageError):  # a part of the model is already annotated
                     if model not in session.annotated:
-                        self._undo.append(range_model(model).remove)
+                        self._undo.append(annotate_model(model, steps=False).remove)
                 watch = Watch(self._boundaries)
                 watch.attach()
                 self._undo.append(watch.detach)

@@ -1,4 +1,4 @@
-"""Detects the layers of a model by structure, not by name.
+"""Which modules of a model are its layers: the user's selection, or by structure, not by name.
 
 A *block* is a repeated part of the model: an element of a list of composite modules of one class (for example with a
 norm and a projection, or with attention and a feed-forward part), or such modules as sibling attributes. In nested
@@ -9,16 +9,23 @@ of their weights in a list of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import WRAPPER_PARTS, encodable, strip_wrappers
 
 _STAGE_SHARE = 0.5
 """Minimum share of an element's weights in its own list for the element to be a stage instead of a block."""
+
+
+_LEAVES = 1_000_000
+
+Select = type | tuple[type, ...] | str | Iterable[str] | Callable[[str, nn.Module], bool]
+"""Which modules to range: classes, path patterns, or a predicate of path and module."""
 
 
 class Submodule(NamedTuple):
@@ -26,6 +33,25 @@ class Submodule(NamedTuple):
 
     path: str
     module: nn.Module
+
+
+def select_modules(model: nn.Module, select: Select | None, depth: int | str | None) -> list[Submodule]:
+    """The modules to range; see `loop.annotate.annotate_model`. The components of a pipeline are a ``ModuleDict``.
+
+    Raises:
+        UsageError: The options contradict each other, or match nothing.
+    """
+    if select is not None and depth is not None:
+        raise UsageError("annotate_model takes select= or depth=, not both")
+    if select is not None:
+        return _selected(model, select)
+    tops = list(children(Submodule("", model))) if is_list(model) else [Submodule("", model)]
+    if depth is None:
+        return [submodule for top in tops for submodule in by_structure(top)]
+    levels = _LEAVES if depth == "leaf" else depth
+    if not isinstance(levels, int) or levels < 0:
+        raise UsageError(f"depth={depth!r} is neither a number of levels nor 'leaf'")
+    return [submodule for top in tops for submodule in (top, *descendants(top, levels))]
 
 
 def children(submodule: Submodule) -> Iterator[Submodule]:
@@ -198,3 +224,45 @@ def _list_of(path: str) -> str:
     """A block's path with a star for every number, without a final number."""
     parts = ["*" if name.isdecimal() else name for name in path.split(".")]
     return ".".join(parts[:-1] if parts[-1] == "*" else parts)
+
+
+def by_structure(top: Submodule) -> list[Submodule]:
+    """The modules to range by default: blocks and their children, and what is outside the blocks."""
+    blocks = {submodule.path for submodule in find_blocks(top)}
+    ancestors = {".".join(path.split(".")[:end]) for path in blocks for end in range(path.count(".") + 1)}
+
+    def below(submodule: Submodule) -> Iterator[Submodule]:
+        for child in children(submodule):
+            yield child
+            if child.path in blocks:
+                yield from children(child)
+            elif child.path in ancestors:
+                yield from below(child)
+
+    return [top, *(submodule for submodule in below(top) if not isinstance(submodule.module, nn.Identity))]
+
+
+def _selected(model: nn.Module, select: Select) -> list[Submodule]:
+    named = model.named_modules(remove_duplicate=False)
+    called = [(path, strip_wrappers(path), module) for path, module in named if not is_list(module)]
+    if isinstance(select, (type, tuple)) and all(isinstance(kind, type) for kind in _listed(select)):
+        classes = tuple(_listed(select))
+        submodules = [Submodule(path, module) for path, _, module in called if isinstance(module, classes)]
+    elif isinstance(select, str) or not callable(select):
+        patterns = _listed(require(select, Iterable, "annotate_model: select", "classes, patterns or a predicate"))
+        for pattern in patterns:
+            require(pattern, str, "annotate_model: select: a pattern", "a text")
+        submodules = [
+            Submodule(path, module)
+            for path, bare, module in called
+            if any(fnmatchcase(bare, pattern) for pattern in patterns)
+        ]
+    else:
+        submodules = [Submodule(path, module) for path, bare, module in called if select(bare, module)]
+    if not submodules:
+        raise UsageError(f"select={select!r} matches no module of {type(model).__name__}; see named_modules()")
+    return submodules
+
+
+def _listed(select: Any) -> list[Any]:
+    return [select] if isinstance(select, (str, type)) else list(select)

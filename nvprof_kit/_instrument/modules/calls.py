@@ -18,47 +18,11 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, Patches, nothing, skip_compiling, uncompiled_itself
 from nvprof_kit._instrument.ranges.backward import Recomputes
 from nvprof_kit._instrument.ranges.layer_range import wrap
-from nvprof_kit._instrument.ranges.ranges import Block, Layer, ModuleCall, call_inside, layer_of
+from nvprof_kit._instrument.ranges.ranges import Block, Layer, ModuleCall, layer_of
 from nvprof_kit.errors import UsageError
 
-
-class Ranged:
-    """A ranged module.
-
-    Args:
-        layer: The layer.
-        module: The module; held weakly.
-
-    Attributes:
-        layer: The layer.
-        block: The ranges around the module's calls.
-        module: A weak reference to the module.
-    """
-
-    def __init__(self, layer: Layer, module: nn.Module) -> None:
-        self.layer = layer
-        self.block = layer.block()
-        self.module = weakref.ref(module)
-
-    def install(self, compiled: Compiled) -> list[Handle]:
-        """Range the module's calls."""
-        module = self.module()
-        modules = [] if module is None else compiled.called(module)
-        return [put_around(called, partial(call_inside, self.block)) for called in modules]
-
-    def rename(self, layer: Layer) -> None:
-        """Range the calls from now on as another layer."""
-        self.layer, block = layer, self.block
-        block.range, block.recompute, block.backward, block.owner = (
-            layer.forward,
-            layer.recompute,
-            layer.backward,
-            layer,
-        )
-
-
-annotated: weakref.WeakKeyDictionary[nn.Module, Ranged] = weakref.WeakKeyDictionary()
-"""Every module that is ranged by an annotation."""
+annotated: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
+"""The layer of every module that is ranged by an annotation."""
 
 
 def put_around(module: nn.Module, function: Callable[..., Any]) -> Handle:
@@ -282,14 +246,14 @@ class _Method:
     def _block(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Block | None:
         if not self.every and module not in self.instances:
             return None
-        ranged = annotated.get(module)
-        path = ranged.layer.path if ranged else type(module).__name__
+        layer = annotated.get(module)
+        path = layer.path if layer else type(module).__name__
         if self._name != "forward":
-            return layer_of(f"{path}.{self._name}").block()
-        if ranged is None:
-            return layer_of(path).block()
+            return layer_of(f"{path}.{self._name}")
         owners = [] if session.backend is None else session.backend.thread.position.owners
-        return None if owners and owners[-1] is ranged.layer else ranged.block  # the module's call ranges it
+        if layer is not None and owners and owners[-1] is layer:  # the module's call ranges it
+            return None
+        return layer or layer_of(path)
 
 
 _methods: dict[tuple[type[nn.Module], str], _Method] = {}

@@ -395,7 +395,7 @@ def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     for owner in reversed(backend.thread.position.owners):
         if isinstance(owner, Layer):
-            return function if owner.recompute is owner.forward else functools.partial(_run, owner.recompute, function)
+            return function if owner.recompute is owner.range else functools.partial(_run, owner.recompute, function)
         if isinstance(owner, Block) and owner.range.category is Category.RECOMPUTE:
             return functools.partial(_run, owner.range, function)
         if isinstance(owner, Frame):  # the backward pass, not inside a recompute

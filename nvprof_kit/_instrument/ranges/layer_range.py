@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast, overload
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import skip_compiling, skip_compiling_ranges, uncompiled_itself
-from nvprof_kit._instrument.ranges.ranges import Block, Layer, Range, call_inside, is_ranged, layer_of, ranged
+from nvprof_kit._instrument.ranges.ranges import Block, Layer, Range, call_inside, is_ranged
 from nvprof_kit._instrument.session import Backend
 from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import Category
@@ -51,7 +51,8 @@ def wrap(function: T, block: Block | BlockOf) -> T:
     elif inspect.isgeneratorfunction(call):
         forwarder = _forwarder(call, _resuming(call, block_of, _resumes), "def", "(yield from {})")
     else:
-        in_range = ranged(call, block) if isinstance(block, Block) else partial(_call_inside_its, block, call)
+        runs = partial(call_inside, block) if isinstance(block, Block) else partial(_call_inside_its, block)
+        in_range = partial(runs, call)
         skip_compiling(block_of)
         forwarder = _forwarder(call, in_range, "def", "{}")
     skip_compiling_ranges()
@@ -170,10 +171,6 @@ def _async_generator(call: Callable[..., AsyncGenerator[Any, Any]], block_of: Bl
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-S = TypeVar("S", bound=Block)
-
-MOST_KEPT = 4096
-"""Maximum number of names in a cache."""
 
 
 class Scope(Block):
@@ -187,14 +184,6 @@ class Scope(Block):
     def __call__(self, function: F) -> F:
         """Decorate a function; each call (each resume of a coroutine or generator) is a range."""
         return wrap(function, self)
-
-
-def keep(scopes: dict[str, S], name: str, scope: S) -> S:
-    """Cache the scope of a name; returns the scope."""
-    if len(scopes) >= MOST_KEPT:  # the program may create names without limit
-        scopes.clear()
-    scopes[name] = scope
-    return scope
 
 
 class Started:
@@ -213,22 +202,13 @@ class Started:
             backend.end(self._range)
 
 
-_FORWARD = Category.FORWARD  # an enum lookup would double the cost of a call
-
-
-class LayerScope(Scope):
+class LayerScope(Layer):
     """A layer's range around a ``with`` block or around calls; inside a backward pass it is a recompute.
 
     The outputs of a call carry the hooks that range the layer's backward.
     """
 
     __slots__ = ()
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__(layer.forward, layer.recompute, layer.backward, layer)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LayerScope, (self.owner,)
 
     def __call__(self, function: F) -> F:
         """Decorate a function or an ``nn.Module`` class with the layer's name."""
@@ -301,12 +281,7 @@ def _layer_range(
         UsageError: The category is unknown, or a decorated class is not an ``nn.Module``.
     """
     if type(target) is str:
-        if category is not _FORWARD or not backward:
-            return _named_scope(target, category, backward)
-        try:
-            return _scopes[target]
-        except KeyError:
-            return keep(_scopes, target, _named_scope(target, _FORWARD, True))
+        return _named_scope(target, category, backward)
     if target is not None:
         return _decorate(target, _block_of(target, name, category, backward))
     return lambda cls_or_function: _decorate(cls_or_function, _block_of(cls_or_function, name, category, backward))
@@ -326,18 +301,15 @@ layer_range.end = _end  # type: ignore[method-assign]
 layer_range.__name__ = layer_range.__qualname__ = "layer_range"  # type: ignore[attr-defined]
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=4096)
 def _named_scope(name: str, category: Category | str, backward: bool) -> LayerScope:
     session.when_torch(_range_checkpoints)
     require(name, str, "layer_range: name", "a text")
     try:
-        return LayerScope(layer_of(name, Category(category), backward))
+        return LayerScope(name, Category(category), backward)
     except ValueError:
         category_names = ", ".join(member.value for member in Category)
         raise UsageError(f"{category!r} is not a category; use one of {category_names}") from None
-
-
-_scopes: dict[str, LayerScope] = {}
 
 
 def _block_of(
@@ -390,7 +362,7 @@ def _number_instances(cls: type[Any]) -> Callable[..., Any]:
     def scope_of(module: Any, *_args: Any, **_kwargs: Any) -> LayerScope:
         scope = scopes.get(module)
         if scope is None:
-            scope = scopes[module] = LayerScope(layer_of(f"{cls.__name__}.{next(numbers)}"))
+            scope = scopes[module] = LayerScope(f"{cls.__name__}.{next(numbers)}")
         return scope
 
     @functools.wraps(create)

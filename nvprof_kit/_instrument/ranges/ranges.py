@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 from weakref import ref
@@ -100,47 +100,34 @@ class Position:
 
 
 class Block:
-    """A range around a ``with`` block or around calls; reusable and reentrant.
+    """A range around a ``with`` block or around calls; reusable and reentrant. It is the owner of its open ranges.
 
     Attributes:
         range: The range.
         recompute: The range inside a running backward pass; by default the same.
         backward: The range of the backward pass of a call's outputs; None if calls are not followed.
-        owner: Owner of the ranges; by default the block.
     """
 
-    __slots__ = ("backward", "owner", "range", "recompute")
+    __slots__ = ("backward", "range", "recompute")
 
-    def __init__(
-        self,
-        range_: Range,
-        recompute: Range | None = None,
-        backward: Range | None = None,
-        owner: object = None,
-    ) -> None:
+    def __init__(self, range_: Range, recompute: Range | None = None, backward: Range | None = None) -> None:
         self.range = range_
         self.recompute = range_ if recompute is None else recompute
         self.backward = backward
-        self.owner = self if owner is None else owner
 
     @uncompiled
     def __enter__(self) -> Block:
         backend = now.backend
         if backend is not None:
             recomputes = self.recompute is not self.range and now.task() != -1
-            backend.open(self.recompute if recomputes else self.range, self.owner)
+            backend.open(self.recompute if recomputes else self.range, self)
         return self
 
     @uncompiled
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         backend = now.backend
         if backend is not None:
-            backend.close(self.owner)
-
-
-def ranged(function: Callable[..., Any], block: Block) -> Callable[..., Any]:
-    """Wrap a function to run inside a block."""
-    return partial(call_inside, block, function)
+            backend.close(self)
 
 
 @uncompiled_itself
@@ -156,7 +143,7 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     backend = now.backend
     if backend is None:
         return function(*args, **kwargs)
-    range_, owner = block.range, block.owner
+    range_ = block.range
     recomputes = block.recompute is not range_ and now.task() != -1
     if recomputes:
         range_ = block.recompute
@@ -165,11 +152,11 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     range_.push()
     position = backend.thread.position
     owners = position.owners
-    owners.append(owner)
+    owners.append(block)
     call = outputs = None
     try:
         if block.backward is not None and now.grad():
-            call = now.begin(position, owner, args, kwargs, recomputes)
+            call = now.begin(position, block, args, kwargs, recomputes)
         outputs = function(*args, **kwargs)
         return outputs
     finally:
@@ -177,74 +164,53 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
             if call is not None:
                 now.end(position, call, outputs)
         finally:
-            if now.backend is backend and owners and owners[-1] is owner:
+            if now.backend is backend and owners and owners[-1] is block:
                 owners.pop()
                 backend.pop()
             elif now.backend is not None:  # another one by now, or ranges that the function left open
-                now.backend.close(owner)
+                now.backend.close(block)
 
 
-class Layer:
-    """The ranges of a layer.
+class Layer(Block):
+    """The ranges of a layer: of a call, of its recompute inside a running backward pass, and of its backward pass.
 
     Attributes:
         path: The layer's path without wrappers.
-        forward: The range of a call.
-        recompute: The range of a call inside a running backward pass.
-        backward: The range of the backward pass; None if disabled or if the category is not ``forward``.
-        family: The layers of the model; only set if modules in compiled code are ranged.
+        family: The layers of the model by path (`compile.Family`); only set if modules in compiled code are ranged.
     """
 
-    __slots__ = ("backward", "family", "forward", "path", "recompute")
+    __slots__ = ("family", "path")
 
-    def __init__(self, path: str, category: Category = Category.FORWARD, *, backward: bool = True) -> None:
-        layered = category is Category.FORWARD
+    def __init__(self, path: str, category: Category = Category.FORWARD, backward: bool = True) -> None:
+        def range_of(category: Category) -> Range:
+            return Range(range_text(path, category), category, layer_index(path))
+
         self.path = path
-        self.forward = _range(path, category)
-        self.recompute = _range(path, Category.RECOMPUTE) if layered else self.forward
-        self.backward = _range(path, Category.BACKWARD) if layered and backward else None
-        self.family: Family | None = None
+        self.family: Any = None
+        if category is not Category.FORWARD:
+            super().__init__(range_of(category))
+        else:
+            backward_range = range_of(Category.BACKWARD) if backward else None
+            super().__init__(range_of(category), range_of(Category.RECOMPUTE), backward_range)
 
-    def block(self) -> Block:
-        """The layer's range around calls; inside a backward pass it is a recompute."""
-        return Block(self.forward, self.recompute, self.backward, self)
+    def swap(self, other: Layer) -> None:
+        """Exchange the path and the ranges with another layer, also for calls that are ranged already."""
+        for name in ("path", "range", "recompute", "backward"):
+            mine = getattr(self, name)
+            setattr(self, name, getattr(other, name))
+            setattr(other, name, mine)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.range.category, self.backward is not None)
 
     def __repr__(self) -> str:
-        return f"Layer({self.path!r})"
-
-
-class Family:
-    """The layers of one model by path.
-
-    Args:
-        layers: The layers.
-        root: Name of the model itself, which is not a prefix of the other paths.
-    """
-
-    def __init__(self, layers: Mapping[str, Layer], root: str) -> None:
-        self._layers = layers
-        self._root = root
-        self._found: dict[tuple[str, str], tuple[Layer, ...]] = {}
-
-    def below(self, layer: Layer, path: str) -> tuple[Layer, ...]:
-        """The layers from a layer (exclusive) down to a path below it, outermost first."""
-        requested = layer.path, path
-        if requested not in self._found:
-            above = [] if layer.path == self._root else layer.path.split(".")
-            parts = path.split(".")
-            candidates = (".".join(above + parts[: length + 1]) for length in range(len(parts)))
-            self._found[requested] = tuple(self._layers[way] for way in candidates if way in self._layers)
-        return self._found[requested]
-
-
-def _range(path: str, category: Category) -> Range:
-    return Range(range_text(path, category), category, layer_index(path))
+        return f"{type(self).__name__}({self.path!r})"
 
 
 @lru_cache(maxsize=4096)
-def layer_of(path: str, category: Category = Category.FORWARD, backward: bool = True) -> Layer:
+def layer_of(path: str) -> Layer:
     """The layer with this path; cached, so that its ranges are built once."""
-    return Layer(path, category, backward=backward)
+    return Layer(path)
 
 
 class ModuleCall(partial[Any]):
