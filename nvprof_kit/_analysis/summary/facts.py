@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, union_lengths
-from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
+from nvprof_kit._analysis.attribution.ranges import Elsewhere
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
-from nvprof_kit._analysis.breakdown.devices import STATES, Activity, activity
+from nvprof_kit._analysis.breakdown.devices import STATES, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._trace.schema import Trace
-from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +30,7 @@ class Facts(Operations):
         own_rules: The user's rules for kernel classes, tried before the built-in ones.
         by_step: Whether views have one row per step.
         steps: The steps to include.
-        known: The same operations, to reuse their attribution and classes.
+        operations: The same operations, to reuse their attribution and classes.
     """
 
     def __init__(
@@ -51,12 +50,6 @@ class Facts(Operations):
         return choose_steps(self.trace, self.attribution, self._steps)
 
     @cached_property
-    def _of_instance(self) -> npt.NDArray[np.bool_]:
-        """Whether each step instance is included, with an entry for outside steps appended."""
-        total = self.choice.everything or not len(self.choice.shown)
-        return np.append(self.choice.shown, total)
-
-    @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
         """Which operations are included: those of the selected steps, by default all but warm-up, shape ``(n,)``."""
         if not len(self.ranges.steps):
@@ -73,20 +66,15 @@ class Facts(Operations):
         """Number of steps in the capture."""
         return len(self.choice.shown) if self.step_count else 0
 
-    def counted_ranges(self, ranges: Int64Array) -> Int64Array:
-        """The included ones of the given ranges."""
-        included: Int64Array = ranges[self._of_instance[steps_around(self.attribution.ranges, ranges)]]
-        return included
-
-    def counted_calls(self, calls: Int64Array) -> Int64Array:
-        """The included ones of the given host calls."""
-        included: Int64Array = calls[self._of_instance[self.step_of_calls(calls)]]
-        return included
+    def included(self, instance: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which of these step instances are included; -1 stands for outside steps."""
+        of_instance: npt.NDArray[np.bool_] = np.append(self.choice.shown, self.choice.is_whole)[instance]
+        return of_instance
 
     @property
     def counted_windows(self) -> Int64Array:
         """The included windows."""
-        return np.flatnonzero(self._of_instance[self.windows.instance])
+        return np.flatnonzero(self.included(self.windows.instance))
 
     @property
     def wall_ns(self) -> int:
@@ -100,31 +88,9 @@ class Facts(Operations):
         return step_windows(self.trace, self.attribution)
 
     @cached_property
-    def active(self) -> Activity:
-        """The activity of the devices over time."""
-        return activity(self.trace, self.classes, self.windows)
-
-    @cached_property
     def host(self) -> HostCalls:
         """The activity of the host threads."""
         return HostCalls(self.trace)
-
-    @property
-    def launches_alone(self) -> bool:
-        """Whether only the launching calls were read, with their durations."""
-        return self.trace.calls is None and "duration_ns" in self.trace.api
-
-    def join_warnings(self) -> tuple[Issue, ...]:
-        """The warnings about what does not fit together."""
-        return join_warnings(self.trace, self.ranges)
-
-    def launch_ns(self, ops: Int64Array) -> Int64Array:
-        """Duration of the launching call of each given operation, in ns; 0 if the capture lacks it."""
-        if self.launches_alone:
-            return np.append(self.trace.api["duration_ns"].to_numpy(), 0)[self.trace.launching_calls[ops]]
-        call = self.host.of_op[ops]
-        duration_ns: Int64Array = np.where(call >= 0, self.host.end[call] - self.host.start[call], 0)
-        return duration_ns
 
     @cached_property
     def duration(self) -> Int64Array:
@@ -142,11 +108,6 @@ class Facts(Operations):
         """``step``, the step instance, if views have one row per step."""
         return ["step"] if self.by_step else []
 
-    @property
-    def step_of_op(self) -> Int64Array:
-        """Index of the step of each operation, -1 outside steps."""
-        return self.attribution.step.astype(np.int64)
-
     def step_of_calls(self, calls: Int64Array) -> Int64Array:
         """The step instance of each given host call: on its thread, else on the one other thread of its process that is
         in a step; -1 if there is none.
@@ -161,30 +122,30 @@ class Facts(Operations):
         step[unattributed] = np.append(ranges.step, NONE)[enclosing]
         return step
 
-    def states(self, by: Sequence[str]) -> pd.DataFrame:
-        """The time in each state, summed by the given columns (and step)."""
+    def states(self) -> pd.DataFrame:
+        """The time of each device in each state, summed (by step)."""
         import pandas as pd
 
-        devices = [self.windows.devices[states_of_device] for states_of_device in self.windows.device.tolist()]
+        active = activity(self.trace, self.classes, self.windows)
+        devices = [self.windows.devices[device] for device in self.windows.device.tolist()]
         frame = pd.DataFrame(
             {
                 "step": self.windows.instance,
-                "process": [states_of_device.process for states_of_device in devices],
-                "device": [states_of_device.device for states_of_device in devices],
+                "process": [device.process for device in devices],
+                "device": [device.device for device in devices],
                 "wall_ns": self.windows.end - self.windows.start,
-                **{f"{state}_ns": self.active.state_ns[:, position] for position, state in enumerate(STATES)},
-                "comm_ns": self.active.comm,
-                "copy_ns": self.active.copy,
+                **{f"{state}_ns": active.state_ns[:, position] for position, state in enumerate(STATES)},
+                "comm_ns": active.comm,
+                "copy_ns": active.copy,
             }
         )
-        frame = frame.iloc[self.counted_windows]
-        keys = [*self.step_columns, *by]
-        summed = frame.drop(columns=[] if self.by_step else ["step"]).groupby(keys, dropna=False).sum()
-        table: pd.DataFrame = summed.reset_index()
-        return table
+        keys = [*self.step_columns, "process", "device"]
+        frame = frame.iloc[self.counted_windows].drop(columns=[] if self.by_step else ["step"])
+        summed: pd.DataFrame = frame.groupby(keys, dropna=False).sum().reset_index()
+        return summed
 
     def busy(self, intervals: pd.DataFrame, length: str, **names: str) -> pd.DataFrame:
-        """How many intervals there are, and the length of their union.
+        """How many included intervals there are, and the length of their union.
 
         Args:
             intervals: Columns ``step``, ``start``, ``end`` and ``lane``, and ``is_call`` where not each counts.
@@ -196,6 +157,7 @@ class Facts(Operations):
         """
         import pandas as pd
 
+        intervals = intervals[self.included(intervals["step"].to_numpy())]
         steps, group = np.unique(intervals["step"] if self.by_step else np.zeros(len(intervals)), return_inverse=True)
         lane = np.unique(intervals["lane"], return_inverse=True)[1]
         start, end = (intervals[name].to_numpy() for name in ("start", "end"))
@@ -214,7 +176,9 @@ class Facts(Operations):
         """The same of operations, on their devices."""
         intervals = self.trace.ops[["start_ns", "end_ns"]].iloc[ops]
         intervals = intervals.set_axis(["start", "end"], axis=1).assign(
-            lane=self.windows.of_op[ops], step=self.step_of_op[ops], is_call=begins(self.trace.ops)[ops]
+            lane=self.windows.of_op[ops],
+            step=self.attribution.step[ops].astype(np.int64),
+            is_call=begins(self.trace.ops)[ops],
         )
         return self.busy(intervals, "gpu_total_ns", **names)
 

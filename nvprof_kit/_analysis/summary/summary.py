@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import Operations
+from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -145,7 +145,7 @@ def summary(
         warnings=(
             *trace.info.warnings,
             *facts.classes.warnings(facts.gpu_ns),
-            *facts.join_warnings(),
+            *join_warnings(trace, facts.ranges),
             *first_collective(facts.trace, facts.classes, facts.counted),
         ),
         info=trace.info,
@@ -161,12 +161,13 @@ def _overview(facts: Facts) -> pd.DataFrame:
     of_ops = {"kernel": (kind == OP_KINDS.index("kernel")) & ~is_comm, "communication": is_comm}
     of_ops |= {name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")}
     of_calls = {"CUDA API": ~(host.overhead | host.operator | host.system)[:-1], "profiler": host.overhead[:-1]}
-    unions = [facts.busy_ops(np.flatnonzero(mask & facts.counted), event=name) for name, mask in of_ops.items()]
+    unions = [facts.busy_ops(np.flatnonzero(mask), event=name) for name, mask in of_ops.items()]
     for name, mask in of_calls.items():
-        calls = facts.counted_calls(np.flatnonzero(mask))
-        step = facts.step_of_calls(calls) if facts.by_step else 0
-        intervals = pd.DataFrame({"start": host.start[calls], "end": host.end[calls], "lane": host.tid[calls]})
-        unions.append(facts.busy(intervals.assign(step=step), "cpu_total_ns", event=name))
+        calls = np.flatnonzero(mask)
+        columns = {"start": host.start, "end": host.end, "lane": host.tid}
+        intervals = pd.DataFrame({column: values[calls] for column, values in columns.items()})
+        intervals = intervals.assign(step=facts.step_of_calls(calls))
+        unions.append(facts.busy(intervals, "cpu_total_ns", event=name))
     return facts.with_ratios(pd.concat(unions), ["event", "calls"])
 
 
@@ -184,13 +185,12 @@ def _model(facts: Facts) -> pd.DataFrame:
         is_named = (phases == model_part).to_numpy()
         if (is_named & (part_of_range == code)).any():
             is_call &= is_named | (part_of_range != code)
+    columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
+    intervals = pd.DataFrame({**columns, "step": steps_around(ranges, np.arange(len(ranges.start)))})
     tables = []
     for code, model_part in enumerate(MODEL_PARTS):
-        gpu = facts.busy_ops(np.flatnonzero((part_of_op == code) & facts.counted), part=model_part)
-        rows = facts.counted_ranges(np.flatnonzero(part_of_range == code))
-        columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
-        intervals = pd.DataFrame({name: values[rows] for name, values in columns.items()})
-        cpu = facts.busy(intervals.assign(step=steps_around(ranges, rows)), "cpu_total_ns", part=model_part)
+        gpu = facts.busy_ops(np.flatnonzero(part_of_op == code), part=model_part)
+        cpu = facts.busy(intervals[part_of_range == code], "cpu_total_ns", part=model_part)
         tables.append(gpu.rename(columns={"calls": "gpu_ops"}).merge(cpu, on=["step", "part"], how="outer", sort=False))
     return facts.with_ratios(pd.concat(tables), ["part", "calls", "gpu_ops"])
 
@@ -202,7 +202,7 @@ def _part(phase: str) -> int:
 
 def _distributed(facts: Facts) -> pd.DataFrame:
     """Compute, communication and their overlap on every GPU, in wall time."""
-    table = facts.states(("process", "device"))
+    table = facts.states()
     if not facts.trace.info.on_gpu:
         table = table[table["comm_ns"] > 0].assign(device=None)
     table["overlap_ns"] = table["comm_ns"] - table["exposed_comm_ns"]

@@ -128,7 +128,7 @@ def device_view(facts: Facts) -> pd.DataFrame:
 
 
 def _gpus(facts: Facts) -> pd.DataFrame:
-    steps = facts.states(("process", "device"))
+    steps = facts.states()
     steps["busy_ns"] = steps["wall_ns"] - steps["idle_ns"]
     if facts.trace.info.on_gpu:
         steps["name"] = [facts.trace.info.gpu_name(device) for device in steps["device"].tolist()]
@@ -239,7 +239,8 @@ def user_view(facts: Facts) -> pd.DataFrame:
             "cpu": ranges.end - ranges.start,
             "gpu": gpu,
         }
-    ).iloc[facts.counted_ranges(np.arange(count))]
+    )
+    frame = frame[facts.included(frame["step"].to_numpy())]
     return facts.statistics(frame, ["range", "category"], facts.gpu_ns)
 
 
@@ -269,9 +270,8 @@ def operator_view(facts: Facts) -> pd.DataFrame:
     below = _ops(facts, ops).assign(
         operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
     )
-    in_steps = facts.counted_calls(rows)
-    in_steps = in_steps[np.lexsort((host.start[in_steps], host.tid[in_steps]))]
-    frame = frame.iloc[np.searchsorted(rows, in_steps)]
+    frame = frame.iloc[np.lexsort((start, tid))]
+    frame = frame[facts.included(frame["step"].to_numpy())]
     operators, kernels = (
         facts.statistics(operator, ["operator", "kernel"], facts.gpu_ns) for operator in (frame, below)
     )
@@ -299,8 +299,15 @@ def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
     """One row per operation: step, duration of the launching call, own duration."""
     import pandas as pd
 
-    step = {"step": facts.step_of_op[rows]} if facts.by_step else {}
-    operations: pd.DataFrame = pd.DataFrame({**step, "cpu": facts.launch_ns(rows), "gpu": facts.duration[rows]})
+    trace, step = facts.trace, {}
+    if trace.calls is None and "duration_ns" in trace.api:  # only the launching calls were read
+        launch_ns = np.append(trace.api["duration_ns"].to_numpy(), 0)[trace.launching_calls[rows]]
+    else:
+        call, host = facts.host.of_op[rows], facts.host
+        launch_ns = np.where(call >= 0, host.end[call] - host.start[call], 0)
+    if facts.by_step:
+        step = {"step": facts.attribution.step[rows].astype(np.int64)}
+    operations: pd.DataFrame = pd.DataFrame({**step, "cpu": launch_ns, "gpu": facts.duration[rows]})
     return operations
 
 
