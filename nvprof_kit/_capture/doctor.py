@@ -55,15 +55,6 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
     names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
     driver = f"driver {machine.gpus[0].driver}" + (f", CUDA {machine.driver_cuda}" if machine.driver_cuda else "")
     yield checked("ok", "gpu", f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}: {names}, {driver}")
-    old = [gpu for gpu in machine.gpus if numbers(gpu.compute) < (7, 0)]
-    if old:
-        yield checked(
-            "warning",
-            "gpu",
-            f"{old[0].name} has compute capability {old[0].compute}",
-            "ncu needs 7.0 or newer, GPU metrics need 7.5",
-            "use nsys without --gpu-metrics-devices",
-        )
     if any(gpu.mig for gpu in machine.gpus):
         yield checked(
             "note",
@@ -125,14 +116,6 @@ def _other_clients(machine: Machine) -> Iterator[Finding]:
             "another profiler attaches to every program started from here, and CUDA serves one at a time",
             f"unset {' '.join(sorted(attached))}",
         )
-    if "KINETO_USE_DAEMON" in machine.environment:
-        yield checked(
-            "note",
-            "other-profilers",
-            "KINETO_USE_DAEMON is set",
-            "PyTorch's profiler can be started from outside, and nsys then loses the GPU's events",
-            "unset KINETO_USE_DAEMON",
-        )
     if machine.environment.get("NVPROF_KIT", "").strip().lower() == "off":
         yield checked(
             "warning", "ranges", "NVPROF_KIT=off", "no ranges are emitted, so no layer has a time", "unset NVPROF_KIT"
@@ -140,14 +123,6 @@ def _other_clients(machine: Machine) -> Iterator[Finding]:
 
 
 def _clocks(machine: Machine) -> Iterator[Finding]:
-    if len({gpu.max_clock for gpu in machine.gpus}) > 1 or len({gpu.name for gpu in machine.gpus}) > 1:
-        yield checked(
-            "note",
-            "clocks",
-            "GPUs of different models",
-            "their times cannot be compared",
-            "set CUDA_VISIBLE_DEVICES to GPUs of one model",
-        )
     slow = [gpu for gpu in machine.gpus if gpu.clock and gpu.max_clock and gpu.clock < 0.5 * gpu.max_clock]
     if slow:
         yield checked(
@@ -170,14 +145,6 @@ def _setting(machine: Machine) -> Iterator[Finding]:
             f"in a container ({machine.container}) without CAP_SYS_ADMIN",
             f"kernels and ranges are recorded as usual; {unsure} may be refused",
             "start it as recipes/nsys/container.sh does",
-        )
-    if machine.wsl:
-        yield checked(
-            "note",
-            "wsl",
-            "Linux on Windows",
-            "hardware counters are enabled in Windows: NVIDIA Control Panel, Developer, GPU performance counters",
-            "allow access for all users there; context switches cannot be traced",
         )
 
 

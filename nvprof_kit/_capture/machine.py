@@ -83,7 +83,6 @@ class Machine:
         counters_for_admin: Whether the driver restricts performance counters to administrators; None without a driver.
         capabilities: The process's effective capabilities as a bit set.
         container: The kind of container; empty outside of containers.
-        wsl: Whether this is Windows Subsystem for Linux.
         environment: Environment variables relevant to profilers.
         processes: Names of running processes that may be using the GPU's profiling interface.
         free_bytes: Free disk space by folder, for reports and nsys's temporary files.
@@ -101,7 +100,6 @@ class Machine:
     counters_for_admin: bool | None = None
     capabilities: int = 0
     container: str = ""
-    wsl: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     processes: tuple[str, ...] = ()
     free_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -159,7 +157,6 @@ def read_machine(
         counters_for_admin=None if for_admin is None else for_admin[1] == "1",
         capabilities=int(capabilities[1], 16) if capabilities else 0,
         container=container,
-        wsl="microsoft" in _text(root / "proc/version").lower(),
         environment={name: value for name, value in environ.items() if name.startswith(_OF_PROFILERS)},
         processes=tuple(sorted(name for name in processes if name.startswith(("nv-hostengine", "dcgm", "dynolog")))),
         free_bytes={path: shutil.disk_usage(path).free for path in (os.getcwd(), temporary) if os.path.isdir(path)},
@@ -193,7 +190,7 @@ def _gpus(listing: str | None) -> tuple[Gpu, ...]:
     )
 
 
-_OF_PROFILERS = ("NVTX_INJECTION", "CUDA_INJECTION", "NSYS_", "NVPROF_KIT", "KINETO_USE_DAEMON")
+_OF_PROFILERS = ("NVTX_INJECTION", "CUDA_INJECTION", "NSYS_", "NVPROF_KIT")
 
 
 def _program(command: Sequence[str], run: Run) -> Program:

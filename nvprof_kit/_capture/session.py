@@ -31,7 +31,6 @@ _PROGRESS = re.compile(
     r"Initiating .*|The target application .*|Exporting .*|Saved .*|Saving .*"
 )
 """What nsys prints about its progress, and with the names of files that are moved."""
-_WRITING = "the program has ended and its report is being written; another signal, 3 s from now, stops that"
 
 IsEmpty = Callable[[Path], bool]
 
@@ -189,6 +188,7 @@ class Supervisor(ABC):
         self._environ = {**os.environ, **environ, "NVPROF_KIT_RUN": self._mark.partition("=")[2]}
         self._child: subprocess.Popen[bytes] | None = None
         self._asked_at: float | None = None
+        self._shares_terminal = False
 
     @property
     def interrupted(self) -> bool:
@@ -205,9 +205,27 @@ class Supervisor(ABC):
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    @abstractmethod
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: pass it on to the profiler, once."""
+        """Handle a signal: the profiler gets it once, and again what comes 3 s later."""
+        asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        previous, now = self._asked_at, time.monotonic()
+        if previous is None:
+            self._asked_at = now
+            # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not
+            # be written.
+            if self._has_ended():
+                say("the program has ended and its report is being written; another signal, 3 s from now, stops that")
+            elif asked is signal.SIGTERM or not self._shares_terminal:
+                self._tell_profiler(asked)
+        elif now - previous >= 3:  # else a second touch of the same keys
+            self._tell_again(asked)
+
+    @abstractmethod
+    def _has_ended(self) -> bool:
+        """Whether the program has ended, and the profiler has not."""
+
+    def _tell_again(self, asked: signal.Signals) -> None:
+        self._tell_profiler(asked)
 
     def _tell_profiler(self, asked: signal.Signals) -> None:
         if self._child is not None and self._child.returncode is None:
@@ -340,16 +358,13 @@ class NsysSupervisor(Supervisor):
         asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         with contextlib.suppress(OSError):  # for a program that has not begun
             (self.state / "end").write_text("INT\n" if asked is signal.SIGINT else "TERM\n")
-        previous, now = self._asked_at, time.monotonic()
-        if previous is None:
-            self._asked_at = now
-            # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not
-            # be written.
-            if self.began and not self._alive():
-                say(_WRITING)
-            else:
-                self._tell_profiler(asked)
-        elif now - previous >= 3 and not self._tell_program(asked):  # else a second touch of the same keys
+        super()._pass_on(number, frame)
+
+    def _has_ended(self) -> bool:
+        return self.began and not self._alive()
+
+    def _tell_again(self, asked: signal.Signals) -> None:
+        if not self._tell_program(asked):
             self._tell_profiler(asked)
 
     def _tell_program(self, asked: signal.Signals) -> bool:
@@ -412,26 +427,14 @@ class NcuSupervisor(Supervisor):
         relay.join(timeout=5.5)  # what ncu left running might have it open
         return returncode if returncode >= 0 else 128 - returncode, b"".join(lines).decode(errors="replace")
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        previous, now = self._asked_at, time.monotonic()
-        if previous is None:
-            self._asked_at = now
-            # A launcher ends the other ranks when one fails, and they may have ended by then: their reports would not
-            # be written.
-            if now - self._start >= 3 and not self._program_runs():
-                say(_WRITING)
-            elif asked is signal.SIGTERM or not self._shares_terminal:
-                self._tell_profiler(asked)
-        elif now - previous >= 3:  # else a second touch of the same keys
-            self._tell_profiler(asked)
-
-    def _program_runs(self) -> bool:
+    def _has_ended(self) -> bool:
+        if time.monotonic() - self._start < 3:
+            return False
         for process in self._orphans():
             with contextlib.suppress(OSError):
                 if not Path(f"/proc/{process}/comm").read_text().startswith("ncu"):
-                    return True
-        return False
+                    return False
+        return True
 
 
 def _relay_log(reader: int, lines: list[bytes]) -> None:

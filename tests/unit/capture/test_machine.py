@@ -47,7 +47,6 @@ def test_all_is_well() -> None:
     ("change", "check", "level"),
     [
         ({"gpus": (), "driver_cuda": None, "counters_for_admin": None}, "GPU", "error"),
-        ({"gpus": (replace(H200, name="Quadro P2000", compute="6.1"),)}, "GPU", "warning"),
         ({"gpus": (replace(H200, mig=True),)}, "MIG", "note"),
         ({"nsys": None}, "nsys", "error"),
         ({"nsys": "2023.4.4"}, "nsys", "warning"),
@@ -59,12 +58,9 @@ def test_all_is_well() -> None:
         ({"perf_event_paranoid": 4}, "CPU samples", "note"),
         ({"processes": ("nv-hostengine",)}, "other profilers", "warning"),
         ({"environment": {"CUDA_INJECTION64_PATH": "/x.so"}}, "other profilers", "warning"),
-        ({"environment": {"KINETO_USE_DAEMON": "1"}}, "other profilers", "note"),
         ({"environment": {"NVPROF_KIT": "off"}}, "ranges", "warning"),
-        ({"gpus": (H200, replace(H200, name="L4", max_clock=2040))}, "clocks", "note"),
         ({"gpus": (replace(H200, clock=345),)}, "clocks", "note"),
         ({"container": "docker"}, "container", "note"),
-        ({"wsl": True}, "WSL", "note"),
         ({"free_bytes": {"/data": 5 * 10**8}}, "disk", "warning"),
         ({"free_bytes": {"/data": 10**7}}, "disk", "error"),
     ],
@@ -172,7 +168,6 @@ def test_reading_a_machine(tmp_path: Path) -> None:
         "proc/sys/kernel/perf_event_paranoid": "4\n",
         "proc/driver/nvidia/params": "RmLogonRC: 1\nRmProfilingAdminOnly: 1\n",
         "proc/self/status": "Name:\tx\nCapEff:\t0000000000200000\n",
-        "proc/version": "Linux version 5.15-microsoft-standard-WSL2",
         "proc/77/comm": "nv-hostengine\n",
         ".dockerenv": "",
     }.items():
@@ -189,7 +184,7 @@ def test_reading_a_machine(tmp_path: Path) -> None:
         Gpu("NVIDIA H200", "580.65.06", "9.0", True, None, 1980),
     )
     assert (machine.perf_event_paranoid, machine.counters_for_admin, machine.capabilities) == (4, True, ADMIN)
-    assert (machine.container, machine.wsl, machine.processes) == ("docker", True, ("nv-hostengine",))
+    assert (machine.container, machine.processes) == ("docker", ("nv-hostengine",))
     assert machine.environment == {"NVPROF_KIT": "on"} and str(tmp_path) in machine.free_bytes
     assert machine.program == Program("python3", GOOD_PYTHON, "import torch")
 
