@@ -28,6 +28,7 @@ from nvprof_kit._capture.session import (
     output_setting,
     print_command,
     refuse_existing,
+    relay,
     say,
     session_state,
     state_file,
@@ -293,13 +294,12 @@ def stop_session(
     stage, folder, force = state.read_text().splitlines()
     status = 0
     if "Collection" in state_line:
-        supervisor = NsysSupervisor(Path(stage), Path(stage), {}, stay=False)
         result = subprocess.run(
             stop, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
         )
         status = result.returncode if result.returncode >= 0 else 128 - result.returncode
         for line in result.stdout.splitlines():
-            supervisor.relay(line)
+            relay(line, f"{stage}/")
     else:  # nsys wrote the report then
         say(f"session {session} captures no more: its program ended")
     state.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -256,6 +256,16 @@ class Supervisor(ABC):
         return processes
 
 
+def relay(line: str, stage: str) -> None:
+    """Print a line of nsys, without its progress and the names of files in the stage, which are moved."""
+    text = line.replace("\r", "").rstrip("\n")
+    stripped = text.strip()
+    if stripped.startswith("Generating '"):
+        say("the capture has ended, its report is being written")
+    elif stripped and not _PROGRESS.fullmatch(text) and not stripped.startswith(stage):
+        print(text.replace(stage, ""), file=sys.stderr, flush=True)
+
+
 class NsysSupervisor(Supervisor):
     """Runs nsys and waits for it, and for the program.
 
@@ -320,7 +330,7 @@ class NsysSupervisor(Supervisor):
             pass_fds=descriptors,
             preexec_fn=os.setpgrp,  # noqa: PLW1509  # Ctrl-C comes to this process only
         )
-        relay = threading.Thread(target=self._relay_output, args=[self._child], daemon=True)
+        relay = threading.Thread(target=self._relay, args=[self._child.stdout], daemon=True)
         relay.start()
         returncode = self._child.wait()
         status = returncode if returncode >= 0 else 128 - returncode
@@ -337,22 +347,14 @@ class NsysSupervisor(Supervisor):
         relay.join(timeout=5.5)  # what nsys left running might have it open
         return status
 
-    def _relay_output(self, child: subprocess.Popen[bytes]) -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            self.relay(line.decode(errors="replace"))
-
-    def relay(self, line: str) -> None:
-        """Print a line of nsys, without its progress and the names of files that are moved."""
-        text = line.replace("\r", "").rstrip("\n")
-        stripped = text.strip()
-        if stripped.startswith("Generating '"):
-            if self._ends_with_capture:
+    def _relay(self, output: Iterable[bytes]) -> None:
+        """Print what nsys says, as `relay` does, and note what it tells of itself."""
+        for line in output:
+            text = line.decode(errors="replace").strip()
+            if text.startswith("Generating '") and self._ends_with_capture:
                 self._tell_program(signal.SIGTERM)
-            say("the capture has ended, its report is being written")
-        elif stripped and not _PROGRESS.fullmatch(text) and not stripped.startswith(self._stage):
-            self._agent_lost |= stripped.startswith("End of file") or "Connection to the Agent lost" in stripped
-            print(text.replace(self._stage, ""), file=sys.stderr, flush=True)
+            self._agent_lost |= text.startswith("End of file") or "Connection to the Agent lost" in text
+            relay(line.decode(errors="replace"), self._stage)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM

@@ -1,26 +1,19 @@
-"""torchtitan: a `Profiler` that replaces its own, and a post-processor for the traces of its own.
+"""torchtitan: a `Profiler` that replaces its own.
 
 ```python
 from nvprof_kit.integrations import torchtitan as layers
 config.profiler = layers.LayerProfiler.Config(schedule="10:13")
-```
-
-Or keep torchtitan's profiler, and write a table of layers next to each trace:
-
-```python
-config.profiler = Profiler.Config(enable_profiling=True, trace_post_processor=Function.Config(fn=layers.write_layers))
 ```
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torchtitan.tools.profiler import Profiler
 
-from nvprof_kit._instrument.patches import never_fails, warn
+from nvprof_kit._instrument.patches import never_fails
 from nvprof_kit.integrations._host import HostLoop, calling_object
 
 
@@ -73,26 +66,3 @@ class _TrainerLoop(HostLoop):
             raise LookupError("no trainer with model_parts among the callers")
         self.accumulation = getattr(trainer, "gradient_accumulation_steps", 1)
         self.begin(list(trainer.model_parts), first=global_step + 1)
-
-
-def write_layers(trace_path: str) -> None:
-    """Write the table of layers next to a trace, as ``rank0_trace.layers.csv``; a post-processor for torchtitan's
-    traces.
-
-    Args:
-        trace_path: Path of the trace.
-    """
-    try:
-        import subprocess
-        import sys
-
-        path = Path(trace_path).resolve()
-        table = path.with_name(f"{path.name.partition('.json')[0]}.layers.csv")
-        command = [sys.executable, "-m", "nvprof_kit", "layers", str(path), "-o", str(table)]
-        # started where the package is, for Python imports modules from the current folder first
-        here = Path(__file__).resolve().parents[2]
-        completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
-        if completed.returncode:
-            warn(f"no table of {trace_path}: {completed.stderr.strip() or completed.returncode}")
-    except Exception as error:  # the training must continue
-        warn(f"no table of {trace_path} ({type(error).__name__}: {error})")

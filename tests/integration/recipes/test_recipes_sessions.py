@@ -93,15 +93,6 @@ def test_no_session(nsys: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("script", ["launch", "start", "stop", "status", "ranks"])
-def test_help_and_refusals(script: str, tmp_path: Path) -> None:
-    done = run(script, "--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("Usage: ")
-    assert "--help" in done.stdout
-    wrong = run(script, "--fast", cwd=tmp_path)
-    assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
-
-
 @pytest.mark.parametrize("script", ["launch", "start", "stop", "status"])
 def test_without_nsys(script: str, tmp_path: Path) -> None:
     argv = ["--", "true"] if script == "launch" else []

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
-import lzma
-import sys
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,31 +206,6 @@ def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
         "nvprof_kit:step:step 1",
         "nvprof_kit:step:step 2",
     ]
-
-
-def test_the_table_of_a_torchtitan_trace_imports_nothing_of_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Profiler:
-        @dataclass(kw_only=True, slots=True)
-        class Config:
-            pass
-
-    titan = SimpleNamespace(Profiler=Profiler)
-    for name in ("torchtitan", "torchtitan.tools", "torchtitan.tools.profiler"):
-        monkeypatch.setitem(sys.modules, name, titan)  # type: ignore[arg-type]
-    monkeypatch.delitem(sys.modules, "nvprof_kit.integrations.torchtitan", raising=False)
-    written = importlib.import_module("nvprof_kit.integrations.torchtitan")
-    monkeypatch.delitem(sys.modules, "nvprof_kit.integrations.torchtitan")
-    trace = tmp_path / "rank0_trace.json"
-    packed = Path(__file__).parents[2] / "data" / "profiler" / "video.json.xz"
-    trace.write_bytes(lzma.decompress(packed.read_bytes()))
-    for name in ("json", "click", "pandas", "tempfile"):
-        (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\nraise SystemExit('planted')\n")
-    monkeypatch.chdir(tmp_path)
-    written.write_layers("rank0_trace.json")
-    assert not (tmp_path / "imported").exists()
-    assert (tmp_path / "rank0_trace.layers.csv").read_text().startswith("layer,phase,")
 
 
 def test_hooks_that_cannot_be_installed_are_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:

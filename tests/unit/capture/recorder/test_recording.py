@@ -165,18 +165,3 @@ def test_what_is_not_recorded(
     done = execute(*NVPROF_KIT, "record", *options, "--", *command, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stderr
     assert message.format(here=tmp_path) in done.stderr
-
-
-FORKS = """
-import os, sys, torch
-child = os.fork()
-torch.ones(2) + 1
-if child == 0:
-    sys.exit(3)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_forked_process_ends_with_its_own_status(tmp_path: Path) -> None:
-    done = recorded(tmp_path, FORKS)
-    assert (done.returncode, done.stdout, len(told(done))) == (0, "3\n", 1), done.stderr
