@@ -60,9 +60,14 @@ def run(verb: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> 
     return execute(*VERBS.get(verb, [str(RECIPES / verb)]), *argv, cwd=cwd, timeout=timeout, **more)
 
 
+def refuse(verb: str, *argv: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """What a verb of `VERBS` says that runs no program, found out in this process."""
+    return execute_here(*VERBS[verb][len(NVPROF_KIT) :], *argv, cwd=cwd, **more)
+
+
 def dry_run(verb: str, *argv: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """What a verb of `VERBS` would run, found out in this process."""
-    return execute_here(*VERBS[verb][len(NVPROF_KIT) :], "--dry-run", *argv, cwd=cwd, **more)
+    """What a verb would run."""
+    return refuse(verb, "--dry-run", *argv, cwd=cwd, **more)
 
 
 def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:

@@ -34,7 +34,7 @@ run = partial(recipes.run, "profile")
 
 
 def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> None:
-    done = run("-n", "-o", "my run", "--", "python", "-c", "print('a b')", "", cwd=tmp_path)
+    done = recipes.dry_run("profile", "-o", "my run", "--", "python", "-c", "print('a b')", "", cwd=tmp_path)
     assert shlex.split(done.stdout)[-5:] == ["--output=my run", "python", "-c", "print('a b')", ""]
 
 
@@ -63,7 +63,7 @@ def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> N
     ],
 )
 def test_refusals_are_one_line(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
-    done = run(*argv, cwd=tmp_path, NSYS="/no/nsys")
+    done = recipes.refuse("profile", *argv, cwd=tmp_path, NSYS="/no/nsys")
     assert (done.returncode, done.stdout, done.stderr) == (status, "", f"nvprof-kit: {message}\n")
 
 

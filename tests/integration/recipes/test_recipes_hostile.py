@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.recipes import VERBS, environment, gone, run, start, wait_for
+from support.recipes import VERBS, environment, gone, refuse, run, start, wait_for
 
 STAND_IN = r"""#!/bin/bash
 case $1 in
@@ -79,9 +79,13 @@ def test_a_report_of_any_name(tool: Path, place: Path, name: str) -> None:
 @pytest.mark.parametrize("recipe", ["profile", "ncu"])
 @pytest.mark.parametrize("name", [".", "..", "folder/", "a\nb", 'quo"te', "a&b"])
 def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) -> None:
-    done = ask(recipe, "-o", name, "--", "true", place=place, tool=tool)
+    done = ask_here(recipe, "-o", name, "--", "true", place=place, tool=tool)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert files(place) == []
+
+
+def ask_here(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.CompletedProcess[str]:
+    return refuse(recipe, *argv, cwd=place, NSYS=str(tool / "nsys"), NCU=str(tool / "ncu"))
 
 
 def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.CompletedProcess[str]:
@@ -92,7 +96,7 @@ def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.Complete
 @pytest.mark.parametrize("program", ["no-such-program", "./no-such.py", "./text", "note", "if"])
 def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: str) -> None:
     (place / "text").write_text("no program")
-    done = ask(recipe, "--", program, place=place, tool=tool)
+    done = ask_here(recipe, "--", program, place=place, tool=tool)
     assert done.returncode == 127
     assert done.stderr == f"nvprof-kit: '{program}' is not found, or is no program that can be run\n"
     assert files(place) == ["text"]
@@ -102,7 +106,7 @@ def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: s
 def test_a_tool_that_does_not_run(tool: Path, place: Path, recipe: str) -> None:
     for name in ("nsys", "ncu"):
         (tool / name).write_text("#!/bin/sh\necho 'libelf.so.1: cannot open' >&2; exit 127\n")
-    done = ask(recipe, "--", "true", place=place, tool=tool)
+    done = ask_here(recipe, "--", "true", place=place, tool=tool)
     name = "ncu" if "ncu" in recipe else "nsys"
     assert done.returncode == 3
     assert done.stderr == f"nvprof-kit: {tool / name} does not run: libelf.so.1: cannot open\n"
@@ -144,7 +148,7 @@ def test_an_nsys_that_loses_its_agent_is_started_again(tool: Path, place: Path, 
 @pytest.mark.parametrize("recipe", ["profile", "ncu"])
 def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str) -> None:
     for folder in ("/proc/run", "/dev/null/run", "/sys/kernel/run"):
-        done = ask(recipe, "-o", folder, "--", "true", place=place, tool=tool)
+        done = ask_here(recipe, "-o", folder, "--", "true", place=place, tool=tool)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "cannot make this folder" in done.stderr or "cannot write to this folder" in done.stderr
 

@@ -98,11 +98,6 @@ def _dry(call: str) -> list[str]:
     return ["--dry-run", *shlex.split(call)]
 
 
-def test_the_costliest_kernels_come_first(capture: str, tmp_path: Path) -> None:
-    done = run(*_dry(f"-o top -c {capture} -- x"), cwd=tmp_path)
-    assert "'--kernel-id=::regex:^(_Zgemm|_Zsoftmax|_Zadd)$:1'" in done.stdout
-
-
 RANGES = "with --replay {} ncu measures ranges, and no kernels by their names"
 LAUNCHER = "--rank 0: the launcher has to start rank.sh on each rank: -- {} ... "
 REFUSED = [

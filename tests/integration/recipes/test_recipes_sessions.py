@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.recipes import VERBS, gone, python, ranges, run, start, wait_for
+from support.recipes import VERBS, gone, python, ranges, refuse, run, start, wait_for
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -96,9 +96,9 @@ def test_no_session(nsys: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["launch", "start", "stop", "status"])
 def test_without_nsys(script: str, tmp_path: Path) -> None:
     argv = ["--", "true"] if script == "launch" else []
-    done = run(script, *argv, cwd=tmp_path, NSYS="/no/nsys")
+    done = refuse(script, *argv, cwd=tmp_path, NSYS="/no/nsys")
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
 
 
 def test_a_session_has_a_plain_name(tmp_path: Path) -> None:
-    assert run("stop", "-s", "../x", cwd=tmp_path).returncode == 2
+    assert refuse("stop", "-s", "../x", cwd=tmp_path).returncode == 2
