@@ -469,11 +469,12 @@ def open_input(output: Output, path: str, *, nsys: bool = False, **options: Any)
         CaptureError: The file is not a capture; the message says what it is.
         UsageError: The output would overwrite the capture, or the rules or the model's file are invalid.
     """
-    from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect
+    from nvprof_kit._trace.files.kinds import NEEDED_NSYS, NSYS, expect
     from nvprof_kit._trace.files.process import keep_freed_memory
 
     keep_freed_memory()
-    expect(path, *((NSYS, NEEDED_NSYS) if nsys else (CAPTURES, NEEDED)))
+    if nsys:
+        expect(path, NSYS, NEEDED_NSYS)
     opened = Capture(path, **options)
     output.spare(opened.sources)
     return opened

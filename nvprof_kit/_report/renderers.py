@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-__all__ = ["RENDERERS", "encode_figure", "figure", "html_of", "page", "parts", "shown", "text_of"]
+__all__ = ["encode_figure", "figure", "html_of", "page", "parts", "shown", "text_of"]
 
 RENDERERS: Mapping[str, Mapping[str, str]] = {
     "Diff": {"parts": "text.diff:diff_report", "markdown": "text.diff:diff_markdown"},

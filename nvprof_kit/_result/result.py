@@ -33,15 +33,12 @@ TABLE = "table"
 BY_SUFFIX = {".txt": TABLE} | {f".{name}": name for name in (*formats.TABLES, *formats.PICTURES, "html")}
 """The formats of a result by file suffix."""
 
-RENDERERS: list[str] = []
-"""The module that shows results to people, by its name; `nvprof_kit._report` sets it when it is imported."""
-
 
 def renderers() -> Any:
-    """The module that shows results to people; it has a function for each way of showing."""
-    if not RENDERERS:
-        import_module("nvprof_kit._report")  # of an answer that came out of a pickle, nobody has imported it
-    return import_module(RENDERERS[0])
+    """The module that shows results to people, which has a function for each way of showing; it is found by its name,
+    since a result knows nothing of it.
+    """
+    return import_module("nvprof_kit._report.renderers")
 
 
 class RowOptions(TypedDict, total=False):
