@@ -112,22 +112,21 @@ def timeline(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool
     import pandas as pd
 
     cut = step_windows(trace, attribution)
-    first, last = np.zeros(1, dtype=np.int64), np.full(1, len(attribution.ranges.steps))
     is_inside = np.ones(len(cut.start), dtype=bool)
     run = np.zeros(len(cut.start), dtype=np.int64)
     if chosen is None:
         starts = np.concatenate([trace.ops["start_ns"].to_numpy(), attribution.ranges.start])
         ends = np.concatenate([trace.ops["end_ns"].to_numpy(), attribution.ranges.end])
-        begin, end = np.array([starts.min(initial=_LAST)]), np.array([ends.max(initial=0)])
-        begin = np.minimum(begin, end)
+        window_start, window_end = np.array([starts.min(initial=_LAST)]), np.array([ends.max(initial=0)])
+        window_start = np.minimum(window_start, window_end)
     else:
         edges = np.flatnonzero(np.diff(np.concatenate(([0], chosen.astype(np.int8), [0]))))
         first, last = edges[::2], edges[1::2]  # of each run of adjacent instances
         run = np.searchsorted(first, cut.instance, side="right") - 1
         is_inside = (run >= 0) & (cut.instance < last[run])
         times = step_times(trace, attribution)
-        begin = np.minimum.reduceat(np.append(times["start_ns"], _LAST), edges)[::2]
-        end = np.maximum.accumulate(np.maximum.reduceat(np.append(times["end_ns"], 0), edges)[::2])
+        window_start = np.minimum.reduceat(np.append(times["start_ns"], _LAST), edges)[::2]
+        window_end = np.maximum.accumulate(np.maximum.reduceat(np.append(times["end_ns"], 0), edges)[::2])
     ordinals = [device.device for device in cut.devices]
     windows = pd.DataFrame(
         {"device": np.array(ordinals, dtype=np.int64)[cut.device], "run": run, "start_ns": cut.start, "end_ns": cut.end}
@@ -135,25 +134,25 @@ def timeline(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool
     bounds = {"start_ns": ("start_ns", "min"), "end_ns": ("end_ns", "max")}
     device_windows = windows[is_inside].groupby(["device", "run"], as_index=False).agg(**bounds)
     of_steps = np.flatnonzero(cut.in_step & is_inside)
-    place = np.array([ordinals[:number].count(ordinal) for number, ordinal in enumerate(ordinals)], dtype=np.int64)
+    turn = np.array([ordinals[:number].count(ordinal) for number, ordinal in enumerate(ordinals)], dtype=np.int64)
     steps = windows.drop(columns="run").iloc[of_steps].assign(
-        place=place[cut.device[of_steps]],
+        place=turn[cut.device[of_steps]],
         instance=cut.instance[of_steps],
         step=attribution.ranges.steps[cut.instance[of_steps]],
     )  # fmt: skip
     starts, ends = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
-    rows = np.flatnonzero(_touch(begin, end, starts, ends))
+    rows = np.flatnonzero(_touch(window_start, window_end, starts, ends))
     lanes, lane = _lanes(trace, rows)
     order = np.lexsort((starts[rows], lane))
     rows, lane = rows[order], lane[order]
     return Timeline(
-        step=int(attribution.ranges.steps[first[0]]) if chosen is not None and chosen.sum() == 1 else None,
-        start_ns=int(begin.min()),
-        end_ns=int(end.max()),
+        step=int(attribution.ranges.steps[chosen][0]) if chosen is not None and chosen.sum() == 1 else None,
+        start_ns=int(window_start.min()),
+        end_ns=int(window_end.max()),
         lanes=lanes,
         ops=_ops(trace, attribution, rows, lane),
         spans=_spans(attribution, rows, lane, starts[rows], ends[rows]),
-        ranges=_cpu_ranges(attribution.ranges, begin, end),
+        ranges=_cpu_ranges(attribution.ranges, window_start, window_end),
         idle=_idle(trace, attribution, rows, device_windows),
         windows=device_windows,
         steps=steps.sort_values(["device", "place", "start_ns"], ignore_index=True),
@@ -163,11 +162,13 @@ def timeline(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool
 _LAST = np.iinfo(np.int64).max
 
 
-def _touch(begin: Int64Array, end: Int64Array, starts: Int64Array, ends: Int64Array) -> npt.NDArray[np.bool_]:
+def _touch(
+    window_start: Int64Array, window_end: Int64Array, starts: Int64Array, ends: Int64Array
+) -> npt.NDArray[np.bool_]:
     """Which intervals overlap one of the sorted windows; one of zero length must start inside a window."""
-    window = np.minimum(np.searchsorted(end, starts, side="right"), len(end) - 1)
-    begin, end = begin[window], end[window]
-    touched: npt.NDArray[np.bool_] = (starts < end) & ((ends > begin) | (starts >= begin))
+    window = np.minimum(np.searchsorted(window_end, starts, side="right"), len(window_end) - 1)
+    window_start, window_end = window_start[window], window_end[window]
+    touched: npt.NDArray[np.bool_] = (starts < window_end) & ((ends > window_start) | (starts >= window_start))
     return touched
 
 
@@ -300,10 +301,10 @@ def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
     return level
 
 
-def _cpu_ranges(ranges: Ranges, begin: Int64Array, end: Int64Array) -> pd.DataFrame:
+def _cpu_ranges(ranges: Ranges, window_start: Int64Array, window_end: Int64Array) -> pd.DataFrame:
     import pandas as pd
 
-    rows = np.flatnonzero(_touch(begin, end, ranges.start, ranges.end))
+    rows = np.flatnonzero(_touch(window_start, window_end, ranges.start, ranges.end))
     rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
     named = [ranges.names[name] for name in ranges.name[rows].tolist()]
     frame: pd.DataFrame = pd.DataFrame(

@@ -417,14 +417,12 @@ class Several(Result):
 
     def parts(self) -> list[RenderableType]:
         """The printed results, with an empty line between two. An issue that several have is printed once."""
-        from rich.text import Text
-
         parts: list[RenderableType] = []
         said: set[str] = set()
         for result in self.results:
             parts += [""] if parts and parts[-1] != "" else []
-            lines = [(part, part.plain if isinstance(part, Text) else "") for part in result.parts()]
-            parts += [part for part, line in lines if line not in said]
+            lines = [(renderable, getattr(renderable, "plain", "")) for renderable in result.parts()]
+            parts += [renderable for renderable, line in lines if line not in said]
             said |= {line for _, line in lines if line.startswith("! ")}
         return parts
 

@@ -6,7 +6,7 @@ appear in the comparison. The page lists all omissions, with the command that sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -159,7 +159,7 @@ def sheet_of(
     selected = result.steps.shown if steps.selects else None
     drawn = timeline(trace, attribution, selected)
     selectable = times if selected is None else times[selected]
-    shown_steps, idle = _steps_in_time(drawn, selectable, _titled_steps(selectable, starts, times[result.steps.shown]))
+    shown_steps, idle = _steps_in_time(drawn, selectable, starts, times[result.steps.shown])
     page_rows = PageRows.of(result.tree, MAX_ROWS // of)
     columns, rows, total = layer_table(result, page_rows, memory, flops)
     is_counted = result.steps.of_ops(attribution)
@@ -278,40 +278,41 @@ def _linked(advice: Advice, result: Layers, shown_steps: Sequence[ShownStep]) ->
 # ---------------------------------------------------------------- steps and time
 
 
-def _titled_steps(times: pd.DataFrame, starts: Sequence[int], shown: pd.DataFrame) -> dict[int | None, str]:
-    """The titles of the highlighted step instances, those with findings by their start; None is the whole capture."""
-    typical, slowest = typical_step(shown), slowest_step(shown)
-    if typical is None or slowest is None:
-        return {None: "the whole capture"}
-    number = times["step"]
-    titles: dict[int | None, str] = {typical: f"step {number[typical]}, a typical one"}
-    titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
-    for start in starts:
-        for instance in times.index[(times["start_ns"] <= start) & (start < times["end_ns"])][:1].tolist():
-            if len(titles) < MAX_TITLES:
-                titles.setdefault(instance, f"step {number[instance]}, of a finding")
-    return titles
-
-
 def _steps_in_time(
-    drawn: Timeline, times: pd.DataFrame, titled: Mapping[int | None, str]
+    drawn: Timeline, times: pd.DataFrame, starts: Sequence[int], shown: pd.DataFrame
 ) -> tuple[list[ShownStep], pd.DataFrame]:
-    """The steps to choose on the timeline, beginning with the titled ones, and the idle time of the first."""
-    first, title = next(iter(titled.items()))
-    idle = drawn.idle_times()
+    """The steps to choose on the timeline, and the idle time of the first.
+
+    Args:
+        drawn: The timeline.
+        times: The steps on it.
+        starts: When findings begin.
+        shown: The steps that the figures cover. A typical one of them comes first, then the slowest and those with
+            findings.
+    """
+    idle, number = drawn.idle_times(), times["step"]
     sentences: dict[int, dict[int, str]] = {}
     for row in idle.to_dict("records"):
         share = percent(row["idle_ns"] / max(row["end_ns"] - row["start_ns"], 1))
         sentence = f"GPU {row['device']}: idle {share} of the time, in {row['gaps']:,} gap{'s' * (row['gaps'] != 1)}"
         sentences.setdefault(row["instance"], {})[row["device"]] = sentence
-    if first is None:
-        return [ShownStep(None, None, title, drawn.start_ns, drawn.end_ns, sentences.get(NONE, {}))], idle
+    typical, slowest = typical_step(shown), slowest_step(shown)
+    if typical is None or slowest is None:
+        whole = ShownStep(None, None, "the whole capture", drawn.start_ns, drawn.end_ns, sentences.get(NONE, {}))
+        return [whole], idle
+    titles = {typical: f"step {number[typical]}, a typical one"}
+    titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
+    for start in starts:
+        for instance in times.index[(times["start_ns"] <= start) & (start < times["end_ns"])][:1].tolist():
+            if len(titles) < MAX_TITLES:
+                titles.setdefault(instance, f"step {number[instance]}, of a finding")
     steps = []
-    for instance in [*titled, *(instance for instance in times.index if instance not in titled)][:MAX_STEPS]:
-        number, start, end = times.loc[instance, ["step", "start_ns", "end_ns"]].tolist()
-        title = titled.get(instance, f"step {number}")
-        steps.append(ShownStep(instance, number, title, start, end, sentences.get(instance, {}), instance in titled))
-    return steps, idle[idle["instance"] == first]
+    for instance in [*titles, *(instance for instance in times.index if instance not in titles)][:MAX_STEPS]:
+        title = titles.get(instance, f"step {number[instance]}")
+        start, end = times.loc[instance, ["start_ns", "end_ns"]].tolist()
+        idle_sentences, is_titled = sentences.get(instance, {}), instance in titles
+        steps.append(ShownStep(instance, int(number[instance]), title, start, end, idle_sentences, is_titled))
+    return steps, idle[idle["instance"] == typical]
 
 
 def _drawn_steps(
