@@ -76,8 +76,6 @@ class Program:
     """
 
     def __init__(self, counts: FlopsFile, peaks: Peaks | None) -> None:
-        import pandas as pd
-
         self.counts = counts
         ranges, operators = counts.ranges, counts.operators
         self.keys: list[Key] = [*zip(ranges["layer"], ranges["phase"], strict=True)]
@@ -88,14 +86,15 @@ class Program:
         self.recomputes = self.within(lambda key: key[1] == Category.RECOMPUTE.value)
         self._bytes_per_ns = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
         self.has_limits = counts.has_bytes and not math.isnan(self._bytes_per_ns)
-        peak = operators["dtype"].map(dict(peaks.flops) if peaks else {}).to_numpy(dtype=np.float64) / 1e9
-        peak[operators["flops"] == 0] = math.inf
-        at_peak, least_at_peak = operators["flops"] / peak, operators["least_flops"] / peak
-        memory = operators["dram_bytes"] / self._bytes_per_ns
-        limit = pd.concat([least_at_peak, memory], axis="columns").max(axis="columns", skipna=False)
+        flops, least_flops, dram_bytes = (operators[name].to_numpy() for name in ("flops", "least_flops", "dram_bytes"))
+        flops_per_s = peaks.flops if peaks else {}
+        peak = np.array([flops_per_s.get(dtype, math.nan) for dtype in operators["dtype"]]) / 1e9
+        peak[flops == 0] = math.inf
+        at_peak, least_at_peak, memory = flops / peak, least_flops / peak, dram_bytes / self._bytes_per_ns
+        limit = np.maximum(least_at_peak, memory)
         self.operators: pd.DataFrame = operators.assign(
             peak_ns=at_peak, least_peak_ns=least_at_peak, memory_ns=memory, limit_ns=limit,
-            compute_ns=limit.mask(least_at_peak <= memory, 0.0), products_ns=limit.where(operators["flops"] > 0, 0.0),
+            compute_ns=np.where(least_at_peak <= memory, 0.0, limit), products_ns=np.where(flops > 0, limit, 0.0),
         )  # fmt: skip
 
     def within(self, is_one: Callable[[Key], bool]) -> npt.NDArray[np.bool_]:
@@ -187,20 +186,22 @@ class Program:
         shares = csr_array((weight[ran], (of_row[ran], of_range[ran])), shape=(len(keys), len(self.keys)))
         times[only_inside & (np.diff(shares.indptr) > 0)] = 1.0
 
-        operators, is_limited = self.operators, self.limited(compiled)
-        in_model = ~self.recomputes[operators["range"]]
-        flops = operators["flops"]
-        amounts = {name: operators[name] for name in ("flops", "peak_ns", "least_peak_ns", "memory_ns")}
-        amounts |= {f"model_{name}": operators[name].where(in_model, 0.0) for name in ("flops", "peak_ns")}
-        amounts |= {
-            name: operators[name].where(is_limited, 0.0) for name in ("bytes", "dram_bytes", "limit_ns", "compute_ns")
+        operators = {name: values.to_numpy() for name, values in self.operators.items()}
+        in_model, is_limited = ~self.recomputes[operators["range"]], self.limited(compiled)
+        amounts: dict[str, Floats] = {
+            name: operators[name] for name in ("flops", "peak_ns", "least_peak_ns", "memory_ns")
         }
-        dtypes = operators["dtype"][flops > 0].unique()
-        amounts |= {f"flops {dtype}": flops.where(operators["dtype"] == dtype, 0.0) for dtype in dtypes}
-        totals = times[:, None] * (shares @ self.by_range(np.column_stack([*amounts.values()])))
-        table: pd.DataFrame = pd.DataFrame(totals, columns=[*amounts], index=rows.index)
-        by_dtype = table[[f"flops {dtype}" for dtype in dtypes]].set_axis([*dtypes], axis="columns")
-        parts = [{dtype: amount for dtype, amount in row.items() if amount > 0} for row in by_dtype.to_dict("records")]
+        amounts |= {f"model_{name}": np.where(in_model, operators[name], 0.0) for name in ("flops", "peak_ns")}
+        limits = ("bytes", "dram_bytes", "limit_ns", "compute_ns")
+        amounts |= {name: np.where(is_limited, operators[name], 0.0) for name in limits}
+        dtypes = [*dict.fromkeys(operators["dtype"][operators["flops"] > 0])]
+        of_dtype = [np.where(operators["dtype"] == dtype, operators["flops"], 0.0) for dtype in dtypes]
+        totals = times[:, None] * (shares @ self.by_range(np.column_stack([*amounts.values(), *of_dtype])))
+        table: pd.DataFrame = pd.DataFrame(totals[:, : len(amounts)], columns=[*amounts], index=rows.index)
+        parts = [
+            {dtype: flops for dtype, flops in zip(dtypes, row, strict=True) if flops > 0}
+            for row in totals[:, len(amounts) :].tolist()
+        ]
         table["dtypes"] = pd.Series(parts, index=rows.index, dtype=object)
         fused = Counter[Key]()
         for key, size in zip(self.keys, self.counts.ranges["fused_bytes"].tolist(), strict=True):
@@ -256,5 +257,6 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
     compiled = compiled_rows(operations.trace, operations.attribution)
     work = Program(counts, peaks).of_rows(rows, result.steps.count, compiled)
     work["of_limit"] = work["limit_ns"] / rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
-    amounts = work.rename(columns={"flops": "flop"})[[*LIMITS]].dropna(axis="columns", how="all")
-    return replace(result, rows=rows.join(amounts), peaks=peaks)
+    work["flop"] = work["flops"]
+    known = {name: work[name] for name in LIMITS if work[name].notna().any()}
+    return replace(result, rows=rows.assign(**known), peaks=peaks)
