@@ -40,51 +40,9 @@ if TYPE_CHECKING:
 
 
 Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
-LEAST_SHARE = 0.002
+LEAST_SHARES = 0.002, 0.0002, 0.0
 """A kind of work below this share of the GPU time gets no launch of its own, unless the requested share needs it."""
-
-
-def choose_invocations(
-    kernels: Kernels, is_wanted: Bools, times: Ints, least_share: float = LEAST_SHARE
-) -> tuple[int, ...]:
-    """The numbers of the launches to measure, ascending; the first is always among them.
-
-    Args:
-        kernels: The launches of the capture.
-        is_wanted: Which signatures are of a chosen name, shape ``(s,)``.
-        times: GPU time by signature, ``(s,)``.
-        least_share: The least share of the GPU time that a kind needs to have a launch measured for itself.
-    """
-    early = kernels.early & is_wanted[kernels.signature]
-    signature, number = kernels.signature[early], kernels.invocation[early]
-    chosen = [1]
-    while True:
-        open_ = is_wanted & (times >= least_share * times.sum()) & ~_hit(signature, number, chosen, len(is_wanted))
-        useful = open_[signature]
-        if not useful.any():
-            return tuple(sorted(chosen))
-        candidates = np.unique(number[useful])
-        pairs = np.unique(np.column_stack([number[useful], signature[useful]]), axis=0)
-        gain = np.bincount(np.searchsorted(candidates, pairs[:, 0]), weights=times[pairs[:, 1]])
-        price = np.bincount(np.searchsorted(candidates, number[np.isin(number, candidates)], side="left"))
-        value = gain / np.maximum(price[: len(candidates)], 1)
-        chosen.append(int(candidates[len(value) - 1 - int(np.argmax(value[::-1]))]))
-
-
-def measured_by(kernels: Kernels, is_wanted: Bools, invocations: tuple[int, ...]) -> tuple[Bools, int]:
-    """Which of the wanted signatures these launch numbers measure, and with how many launches."""
-    early = kernels.early & is_wanted[kernels.signature]
-    signature, number = kernels.signature[early], kernels.invocation[early]
-    launches = int(np.isin(number, invocations).sum())
-    return is_wanted & _hit(signature, number, list(invocations), len(is_wanted)), launches
-
-
-def _hit(signature: npt.NDArray[np.intp], number: Ints, chosen: list[int], count: int) -> Bools:
-    hit = np.zeros(count, dtype=bool)
-    hit[signature[np.isin(number, chosen)]] = True
-    return hit
 
 
 COLUMNS: Columns = {
@@ -267,9 +225,9 @@ def plan(
             f"time {scope}, copies the rest; ask for less"
         )
     is_wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
-    for least_share in (LEAST_SHARE, LEAST_SHARE / 10, 0):
-        invocations = choose_invocations(kernels, is_wanted, weights.sum(axis=0), least_share)
-        measured, measurements = measured_by(kernels, is_wanted, invocations)
+    for least_share in LEAST_SHARES:
+        is_worth = is_wanted & (weights.sum(axis=0) >= least_share * weights.sum())
+        invocations, measured, measurements = _choose_launches(kernels, is_wanted, is_worth, weights.sum(axis=0))
         covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
         if covered[0] >= share:
             break
@@ -379,6 +337,35 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
             chosen.remove(candidate)
             left += gains[:, candidate]
     return chosen
+
+
+def _choose_launches(
+    kernels: Kernels, is_wanted: Bools, is_worth: Bools, times: Int64Array
+) -> tuple[tuple[int, ...], Bools, int]:
+    """The numbers of the launches to measure, ascending, the first always among them; which signatures they measure;
+    and with how many launches. The next number is the one that measures most time for its price.
+
+    Args:
+        kernels: The launches of the capture.
+        is_wanted: Which signatures are of a chosen name, shape ``(s,)``.
+        is_worth: Which of them get a launch of their own if they need one.
+        times: GPU time by signature, ``(s,)``.
+    """
+    import pandas as pd
+
+    early = kernels.early & is_wanted[kernels.signature]
+    launches = pd.DataFrame({"number": kernels.invocation[early], "signature": kernels.signature[early]})
+    price = launches.groupby("number").size()
+    chosen = [1]
+    while True:
+        measured = launches[launches["number"].isin(chosen)]
+        is_measured = np.isin(np.arange(len(times)), measured["signature"])
+        useful = launches[(is_worth & ~is_measured)[launches["signature"]]].drop_duplicates()
+        if useful.empty:
+            return tuple(sorted(chosen)), is_measured, len(measured)
+        gain = useful.assign(gain=times[useful["signature"]]).groupby("number")["gain"].sum()
+        value = gain / price[gain.index]
+        chosen.append(int(value[value == value.max()].index.max()))
 
 
 def _rows(
