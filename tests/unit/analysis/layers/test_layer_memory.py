@@ -30,6 +30,16 @@ def table(path: Path, *, by_step: bool = False) -> pd.DataFrame:
     return nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None, memory=True).rows
 
 
+def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(tmp_path: Path) -> None:
+    file = NsysFile(tmp_path / "a.sqlite")
+    file.range_("model.layers.0", 100, 200)
+    carry(file, (101, 1100), (199, 1250), peak=1900)
+    file.kernel(150, 160, launched=(120, 130))
+    rows = table(file.write())
+    assert rows[[name for name in MEMORY if name.startswith("memory_")]].iloc[0].tolist() == [1100, 1250, 150, 1900]
+    assert rows["cuda_alloc_bytes"].isna().all()
+
+
 def test_more_bytes_than_a_machine_has_are_refused(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "a.sqlite")
     file.range_("layers.0", 100, 200)
