@@ -18,7 +18,6 @@ from typing import Any
 from fuzz import mutate
 
 DATA = Path(__file__).parents[1] / "data"
-
 Spot = tuple[str, str]
 _FOLDER, _FILE, _CAPTURE = "{folder}", "{file}", "{capture}"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 COLUMN_WAYS = ("drop", "rename", "null", "retype")
-
 _ODD_NUMBERS = (None, -1, 0, 2**63, -(2**63), 1.5, "abc", "")
 _ODD = (*_ODD_NUMBERS, 1, 2**31, 2**53 + 1, 2**63 - 1, -0.5, 1e300, "=1+1", "\x1b[31m", b"\xff\x00")
 _ODD_JSON = (*_ODD_NUMBERS, 2**70, 1e308, "12.5", [], {}, [[]], True, "\x1b]0;x\x07", "\ud800")

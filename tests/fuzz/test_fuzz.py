@@ -28,8 +28,6 @@ def test_nothing_breaks(kind: str) -> None:
 
 
 DATA = Path(__file__).parents[1] / "data" / "ranks"
-
-
 VERB = ("ranks", "--workers", "1", "--view", "waits", "--format", "csv")
 
 

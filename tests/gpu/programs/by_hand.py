@@ -19,7 +19,6 @@ parser.add_argument("--attention", default="written")
 parser.add_argument("--norm", default="written")
 parser.add_argument("--layers", type=int, default=12)
 options = parser.parse_args()
-
 GPU = torch.cuda.is_available()
 WIDTH, INNER, HEADS, KV_HEADS, VOCABULARY = (4096, 14336, 32, 8, 32000) if GPU else (64, 160, 4, 2, 100)
 BATCH, LENGTH = (2, 2048) if GPU else (2, 32)

@@ -121,6 +121,5 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "compile-model-parts": lambda: eager(torch.compile, parts=True),
 }
 
-
 if __name__ == "__main__":
     VARIANTS[sys.argv[1]]()

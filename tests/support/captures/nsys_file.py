@@ -20,7 +20,6 @@ from support.captures.as_folder import as_folder
 HARDWARE = 1 << 56
 PID, TID = 7, 7
 PUSH_POP, START_END, MARK, CATEGORY, DOMAIN_CREATE = 59, 60, 34, 33, 75
-
 _RUNTIME = "start, end, eventClass, globalTid, correlationId, nameId, returnValue, callchainId"
 _GPU = "start, end, deviceId, contextId, greenContextId, streamId, correlationId, globalPid"
 _NVTX = (

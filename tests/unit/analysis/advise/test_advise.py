@@ -232,7 +232,6 @@ COPY, HALVES = (
 )
 DOUBLES = "elementwise_kernel<at::native::binary_internal::MulFunctor<double>>"
 
-
 SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "launch": launch,
     "slow-host-layer": slow_host("layers.{}.mlp", "forward", 3),

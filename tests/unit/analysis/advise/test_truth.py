@@ -61,7 +61,6 @@ def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_s
 LONG = (2048, 2304, 1920, 7168, 2048, 2176, 6144, 1984, 2112, 8192)
 """Tokens of the steps of `lengths`, in eights, as in the program."""
 
-
 Spans = list[tuple[int, int]]
 
 

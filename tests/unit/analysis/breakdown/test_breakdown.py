@@ -166,6 +166,8 @@ GOLDEN = {
     "generate-2024.2": ("idle", "queue", "launches"),
     "slow-cpu-2024.2": ("idle", "copies", "critical-path", "launches"),
     "foreign/kineto-stack": ("idle", "copies"),
+    "kineto/fsdp.rank0": ("communication",),
+    "ranks/kineto/pipeline-layer.rank0": ("communication",),
 }
 REAL = [*list(GOLDEN)[:6], "checkpoint-2023.4", "pipeline.rank1-2024.2"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.captures.kineto_file import event, kernel, write
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
@@ -145,42 +144,3 @@ def test_a_real_run_moves_its_parameters(capture: str, collective: str, layer: s
     )
     factor = 1.0 if collective == "AllReduce" else 0.5
     assert rows["bus_gb_per_s"].tolist() == pytest.approx((factor * rows["algorithm_gb_per_s"]).tolist())
-
-
-def told(kind: str, elements: int, out: int = 0, ranks: int = 2, dtype: str = "Float", **peer: int) -> dict[str, Any]:
-    """What PyTorch notes of a collective."""
-    sizes = {"In msg nelems": elements, "Out msg nelems": out or elements, "Group size": ranks, "dtype": dtype}
-    return {"Collective name": kind, **sizes, **peer}
-
-
-def test_arguments_of_a_pytorch_trace(tmp_path: Path) -> None:
-    collectives = [
-        ("AllReduce_Sum_bf16", told("allreduce", 4_000, dtype="BFloat16")),
-        ("ReduceScatter_Sum_f32", told("_reduce_scatter_base", 1_000, 500)),
-        ("Broadcast", told("broadcast", 9, dtype="Odd")),
-        ("SendRecv", {}),
-    ]
-    events = []
-    for number, (name, said) in enumerate(collectives):
-        events += kernel(nccl(name), 100 + 2 * number, 1, 20 * number, number, **said)
-    found = moved(analysed(write(tmp_path / "run.json", events)))
-    assert found["AllReduce"] == [1, 8_000, 8_000, 2, 8.0, 8.0]  # 2·1/2
-    assert found["ReduceScatter"] == [1, 4_000, 4_000, 2, 4.0, 2.0]
-    assert found["Broadcast"] == [1, None, None, 2, None, None]
-    assert found["SendRecv"] == [1, None, None, None, None, None]
-
-
-def test_sends_and_receives_of_a_pytorch_trace_count_once(tmp_path: Path) -> None:
-    """A plain send has the arguments in its operator and its kernel; a coalesced one only in its operator, before the
-    group that launches it.
-    """
-    plain = told("send", 1_000, ranks=4, **{"Dst Rank": 2})
-    events = [
-        event("cpu_op", "record_param_comms", 100, 100, **plain),
-        *kernel(nccl("SendRecv"), 1_000, 1, 150, 1, **plain),
-        event("cpu_op", "record_param_comms", 300, 100, **told("recv", 300, ranks=4, **{"Src Rank": 0})),
-        event("user_annotation", "nccl:coalesced", 410, 90),
-        *kernel(nccl("SendRecv"), 3_000, 1, 450, 2),
-    ]
-    found = moved(analysed(write(tmp_path / "run.json", events)))
-    assert {name: row[:4] for name, row in found.items()} == {"SendRecv": [2, 5_200, 5_200, 4]}

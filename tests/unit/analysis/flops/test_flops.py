@@ -24,7 +24,6 @@ from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
 from nvprof_kit.errors import CaptureError, UsageError
 
 TESTS = Path(__file__).parents[3]
-
 ONE = {"bf16": 1e9, "fp32": 0.5e9}
 """A GPU of one operation a nanosecond in bf16, and a half in fp32."""
 
@@ -387,7 +386,6 @@ def test_gpus_by_the_name_that_cuda_gives_them(gpu: str, name: str | None) -> No
 
 FP4_TIMES = {"B300": 3.1, "GB300": 3, "RTX 5090": 4}
 """Where FP4 is more than twice as fast as FP8: Blackwell Ultra, and GeForce, whose FP8 that sums in fp32 is halved."""
-
 
 LISTED = (
     "A100 40 GB, A100 80 GB SXM, A100 80 GB PCIe, H100 SXM, H100 PCIe, H100 NVL, H200 SXM, H20 96 GB, H800 SXM, "

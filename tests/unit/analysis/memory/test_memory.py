@@ -133,14 +133,8 @@ def test_devices(tmp_path: Path) -> None:
 
 
 DATA = Path(__file__).parents[3] / "data" / "snapshots"
-
-
 MAX_MEMORY_ALLOCATED = 187_992_576
-
-
 MEMORY_ALLOCATED = 98_619_392
-
-
 MEMORY_RESERVED = 203_423_744
 """What the program read of ``torch.cuda`` at its end."""
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
@@ -67,25 +68,6 @@ def test_times_are_those_of_layers(capture: str, page: str) -> None:
     known = {(row.layer, row.phase): row.gpu_total_ns for row in table.itertuples() if row.gpu_total_ns}
     made = nvprof_kit.open_ncu(DATA / f"{page}.csv.xz").layers(DATA / f"{capture}.sqlite.xz").rows
     assert {(row.layer, row.phase): row.gpu_ns for row in made.itertuples()} == known
-
-
-def test_a_layer_holds_what_is_nested_in_it(tmp_path: Path) -> None:
-    made = report(
-        tmp_path,
-        {"stack": ("step 1", "forward", "m.0", "m.0.mlp"), "ns": 30, "compute": 80, "memory": 20, "dram": 5},
-        {"stack": ("step 1", "forward", "m.0"), "ns": 10, "compute": 40, "memory": 20, "dram": 7},
-        {"stack": ("m.0 backward",), "tid": 8, "ns": 20, "compute": 10, "memory": 70, "dram": 1},
-        {"stack": ("step 1", "optimizer"), "ns": 40, "compute": 1, "memory": 2, "dram": 2},
-    ).layers()
-    assert list(made.rows) == list(made.columns["ncu-layers"])
-    # m.0 forward: (30*80 + 10*40) / 40 = 70; bytes 5 + 7
-    assert rows(made, "launches", "gpu_ns", "compute_pct", "memory_pct", "dram_bytes", "bound") == [
-        ["m.0", "forward", 2, 40, 70.0, 20.0, 12.0, "compute"],
-        ["m.0", "backward", 1, 20, 10.0, 70.0, 1.0, "memory"],
-        ["m.0.mlp", "forward", 1, 30, 80.0, 20.0, 5.0, "compute"],
-        ["(none)", "optimizer", 1, 40, 1.0, 2.0, 2.0, "latency"],
-    ]
-    assert (made.gpu_ns, made.covered, made.measured, made.warnings) == (100, 1.0, 4, ())
 
 
 @pytest.mark.parametrize(
@@ -168,57 +150,18 @@ def test_amounts_from_rates_and_cycles(tmp_path: Path) -> None:
     assert row["stall"] == "long_scoreboard"
 
 
-# ---------------------------------------------------------------- the road back
-
-
-def spread(tmp_path: Path, *kernels: dict[str, object]):
-    """Two layers of 100 ns gemm and 20 ns add each, and a copy of 10 ns: 250 ns."""
+def test_a_report_of_other_kernels(tmp_path: Path) -> None:
+    """Another grid is another signature."""
     file = NsysFile(tmp_path / "run.sqlite")
-    for layer, at in (("m.0", 0), ("m.1", 1000)):
-        file.range_(layer, at, at + 500, category="forward")
-        file.kernel(at + 10, at + 110, launched=(at + 1, at + 2), name="at::native::gemm<(int)4>(int)")
-        file.kernel(at + 110, at + 130, launched=(at + 3, at + 4), name="add", grid=(2, 1, 1))
-    file.kernel(2000, 2010, launched=(2000, 2001), name="copy", table="MEMCPY")
-    return report(tmp_path, *kernels).layers(file.write())
-
-
-def test_one_measured_launch_stands_for_all_of_its_signature(tmp_path: Path) -> None:
-    made = spread(
-        tmp_path,
-        {"kernel": "at::gemm<4>(int)", "ns": 130, "compute": 90, "memory": 10, "dram": 64},
-        {"kernel": "other", "ns": 1, "compute": 1, "memory": 1, "dram": 1},
-    )
-    assert rows(made, "launches", "gpu_ns", "covered", "compute_pct", "dram_bytes", "bound") == [
-        ["m.0", "forward", 2, 120, pytest.approx(100 / 120), 90.0, 64.0, "compute"],
-        ["m.1", "forward", 2, 120, pytest.approx(100 / 120), 90.0, 64.0, "compute"],
-        [
-            "(none)",
-            "other",
-            0,
-            10,
-            0.0,
-            pytest.approx(np.nan, nan_ok=True),
-            pytest.approx(np.nan, nan_ok=True),
-            "not measured",
-        ],
-    ]
-    assert (made.gpu_ns, made.covered, made.unused) == (250, pytest.approx(200 / 250), 1)
-
-
-def test_times_are_the_captures(tmp_path: Path) -> None:
-    # ncu's own times (130, 500) weigh nothing: (100*90 + 20*30) / 120 = 80
-    made = spread(
-        tmp_path,
-        {"kernel": "at::gemm<4>(int)", "ns": 130, "compute": 90, "memory": 10},
-        {"kernel": "add", "grid": "(2, 1, 1)", "ns": 500, "compute": 30, "memory": 10},
-    )
-    assert made.rows["compute_pct"].tolist()[:2] == [80.0, 80.0]
-    assert made.rows["covered"].tolist() == [1.0, 1.0, 0.0]
-
-
-def test_another_grid_is_another_signature(tmp_path: Path) -> None:
+    for number in range(2):
+        at = 1000 * number
+        file.kernel(at, at + 100 - 40 * number, launched=(at, at + 1), name="at::native::gemm<(int)4>(int)")
+    capture = file.write()
+    gemm, add = ({"kernel": name, "ns": 1, "compute": 9, "memory": 1} for name in ("at::gemm<4>(int)", "add"))
+    made = report(tmp_path, gemm, add).layers(capture)
+    assert (made.gpu_ns, made.covered, made.unused) == (160, 1, 1)
     with pytest.raises(CaptureError, match="no kernel of it is in"):
-        spread(tmp_path, {"kernel": "add", "grid": "(3, 1, 1)", "ns": 500, "compute": 30, "memory": 10})
+        report(tmp_path, {**gemm, "grid": "(3, 1, 1)"}, add).layers(capture)
 
 
 def test_a_report_without_times(tmp_path: Path) -> None:
@@ -227,6 +170,23 @@ def test_a_report_without_times(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- the H200
+
+
+@pytest.mark.parametrize(
+    ("page", "capture"),
+    [
+        ("layer-2025.3", ""),
+        ("roofline-2025.3", ""),
+        ("communication-2025.3", ""),
+        ("plan-2025.3", "run-2023.4"),
+        ("encoder-plan-2025.3", "encoder-2024.2"),
+    ],
+)
+def test_the_golden_tables(page: str, capture: str, golden: Golden) -> None:
+    """Also of a live page: what ncu prints while it measures, grouped numbers, ranges in front of kernels' names."""
+    made = nvprof_kit.open_ncu(DATA / f"{page}.csv.xz").layers(DATA / f"{capture}.sqlite.xz" if capture else None)
+    assert made.gpu_ns > 0 and not made.unused
+    golden(f"ncu/{page}.csv", made.rows.to_csv(index=False, float_format="%.6g"))
 
 
 @pytest.mark.parametrize("page", ["roofline-details-2025.3", "roofline-details-units-2025.3"])
@@ -261,17 +221,6 @@ def test_the_bytes_of_collectives() -> None:
     received = made.rows["nvlink_received_bytes"]
     assert (received < made.rows["nvlink_sent_bytes"]).all()  # the peer began before
     assert (made.rows["nvlink_bytes"] > made.rows["nvlink_sent_bytes"] + received).all()
-
-
-def test_a_live_page_of_one_layer() -> None:
-    """What ncu prints while it measures: noise, grouped numbers, ranges in front of the kernels' names."""
-    made = nvprof_kit.open_ncu(DATA / "layer-2025.3.csv.xz").layers()
-    assert rows(made, "launches", "gpu_ns", "bound") == [
-        ["model.layers.0", "forward", 40, 649984, "latency"],
-        ["model.layers.0", "backward", 76, 1125952, "latency"],
-        ["model.layers.0.self_attn", "forward", 17, 305600, "latency"],
-        ["model.layers.0.mlp", "forward", 5, 185792, "compute"],
-    ]
 
 
 def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say(tmp_path: Path) -> None:

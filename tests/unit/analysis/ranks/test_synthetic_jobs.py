@@ -158,8 +158,6 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
 
 
 TESTS = Path(__file__).parents[3]
-
-
 DATA = TESTS / "data" / "stragglers"
 
 
