@@ -72,8 +72,7 @@ def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: st
     assert all(finding.why and finding.fix for finding in findings if finding.severity != "ok")
 
 
-def test_a_launch_without_its_kernel_is_counted(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_a_launch_without_its_kernel_is_counted(file: NsysFile) -> None:
     file.range_("layers.0", 100, 200, category="forward")
     file.kernel(300, 350, launched=(110, 120))
     file.call("cudaLaunchKernel_v7000", 130, 140)
@@ -120,8 +119,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask("./run.sqlite") == ask("run.sqlite")
 
 
-def test_an_error_is_an_exit_status(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_an_error_is_an_exit_status(file: NsysFile) -> None:
     file.range_("layers.0", 100, 200)
     status, said = ask(str(file.write()))
     assert status == 1 and said.startswith("error   kernels: no kernel and no CUDA call")
@@ -152,8 +150,7 @@ def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
     assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)["rows"]}
 
 
-def test_of_a_stream_capture_no_launch_is_called_lost(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_of_a_stream_capture_no_launch_is_called_lost(file: NsysFile) -> None:
     file.call("cudaStreamBeginCapture_v10000", 10, 20)
     file.call("cudaLaunchKernel_v7000", 30, 40)
     file.kernel(300, 350, launched=(110, 120))

@@ -69,8 +69,7 @@ def test_nothing_of_a_real_capture_is_lost(name: str) -> None:
         assert (lane["start_ns"].to_numpy()[1:] >= lane["end_ns"].to_numpy()[:-1]).all()
 
 
-def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(file: NsysFile) -> None:
     file.range_("step 1", 0, 100, category="step", payload=1)
     file.kernel(100, 200, launched=(10, 11))
     file.kernel(250, 900, launched=(20, 21))  # still running in step 2, which is open from 110 on

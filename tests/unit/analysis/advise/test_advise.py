@@ -8,10 +8,12 @@ import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.brute_force.advise_truth import REAL
 from support.captures.advise_programs import Program
+from support.captures.kineto_file import event, kernel, write
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
@@ -35,11 +37,15 @@ def step(file: NsysFile, begin: int = 0, end: int = 100_000, number: int = 0) ->
     file.range_("layers.0", begin, end)
 
 
-def launch(file: NsysFile, bad: bool) -> None:
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
-    # launched late, 10 µs after the device ran dry, or long before
-    file.kernel(60_000, 100_000, launched=(59_000, 59_500) if bad else (600, 700))
+def busy(file: NsysFile, *kernels: tuple[float | dict[str, Any], ...], end: int = 100_000) -> None:
+    """A step with kernels: begin, end and launch in µs, and what else is to be said of one."""
+    step(file, 0, end)
+    for start, stop, launch, *more in kernels:
+        begin, finish, called = (int(1000 * moment) for moment in (start, stop, launch))  # type: ignore[operator]
+        file.kernel(begin, finish, launched=(called, called + 100), **(more[0] if more else {}))
+
+
+GEMM, CHAIN = {"name": "nvjet"}, {"name": "vectorized_elementwise_kernel"}
 
 
 def slow_host(layers: str, category: str, slow: int) -> Callable[[NsysFile, bool], None]:
@@ -61,46 +67,36 @@ def slow_host(layers: str, category: str, slow: int) -> Callable[[NsysFile, bool
 
 
 def sync(file: NsysFile, bad: bool) -> None:
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
     file.call("cudaStreamSynchronize_v3020", *((40_000, 50_500) if bad else (99_000, 99_900)))
-    file.kernel(51_000, 100_000, launched=(50_700, 50_800) if bad else (600, 700))
+    busy(file, (1, 50, 0), (51, 100, 50.7 if bad else 0.6))
 
 
-def in_a_gap(event: Callable[[NsysFile, int, int], object]) -> Callable[[NsysFile, bool], None]:
+def in_a_gap(happen: Callable[[NsysFile, int, int], object]) -> Callable[[NsysFile, bool], None]:
     """The same event while the device is idle, or while it runs."""
 
     def write(file: NsysFile, bad: bool) -> None:
-        step(file)
-        file.kernel(1_000, 50_000, launched=(0, 500))
-        event(file, *((51_000, 58_000) if bad else (11_000, 18_000)))
-        file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+        happen(file, *((51_000, 58_000) if bad else (11_000, 18_000)))
+        busy(file, (1, 50, 0), (60, 100, 59.2))
 
     return write
 
 
 def exposed_collectives(file: NsysFile, bad: bool) -> None:
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
-    file.kernel(*((40_000, 70_000) if bad else (10_000, 50_000)), launched=(600, 700), name=NCCL, stream=9)
-    file.kernel(70_000, 100_000, launched=(800, 900), name="nvjet")
+    collective = (40, 70, 0.6) if bad else (10, 50, 0.6)
+    busy(file, (1, 50, 0, GEMM), (*collective, {"name": NCCL, "stream": 9}), (70, 100, 0.8, GEMM))
 
 
 def rank_wait(file: NsysFile, bad: bool) -> None:
     """Three all-reduces of a layer: one of them waits, or all take as long."""
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
-    for begin, length in ((50_000, 2_000), (60_000, 9_000 if bad else 2_000), (80_000, 2_000)):
-        file.kernel(begin, begin + length, launched=(begin // 100, begin // 100 + 50), name=NCCL, stream=9)
-    file.kernel(90_000, 100_000, launched=(900, 950), name="nvjet")
+    ends = (50, 52), (60, 69 if bad else 62), (80, 82)
+    collectives = [(begin, end, begin / 100, {"name": NCCL, "stream": 9}) for begin, end in ends]
+    busy(file, (1, 50, 0, GEMM), *collectives, (90, 100, 0.9, GEMM))
 
 
 def loading(file: NsysFile, bad: bool) -> None:
     """The same gap, with a call that loads a library at its end, or with one that asks for a name."""
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
     file.call("cuLibraryLoadData" if bad else "cuKernelGetName", 58_000, 58_200)
-    file.kernel(60_000, 100_000, launched=(59_200, 59_500))
+    busy(file, (1, 50, 0), (60, 100, 59.2))
 
 
 def unstable_step(file: NsysFile, bad: bool) -> None:
@@ -113,11 +109,9 @@ def unstable_step(file: NsysFile, bad: bool) -> None:
 
 
 def copies(file: NsysFile, bad: bool) -> None:
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
-    file.kernel(50_000, 60_000, launched=(600, 700), table="MEMCPY", memory=(0 if bad else 1, 2), size=1_000_000)
-    # a copy of pinned memory runs beside it
-    file.kernel(60_000 if bad else 50_000, 100_000, launched=(800, 900), stream=8)
+    copy = {"table": "MEMCPY", "memory": (0 if bad else 1, 2), "size": 1_000_000}
+    # a copy of pinned memory runs beside the last kernel
+    busy(file, (1, 50, 0), (50, 60, 0.6, copy), (60 if bad else 50, 100, 0.8, {"stream": 8}))
 
 
 def small_kernels(file: NsysFile, bad: bool) -> None:
@@ -128,16 +122,11 @@ def small_kernels(file: NsysFile, bad: bool) -> None:
 
 
 def unfused_chains(file: NsysFile, bad: bool) -> None:
-    step(file)
-    for number in range(8):
-        name = "vectorized_elementwise_kernel" if bad or number % 2 else "nvjet"
-        file.kernel(10_000 * number, 10_000 * (number + 1), launched=(100 * number, 100 * number + 50), name=name)
+    busy(file, *((10 * n, 10 * n + 10, n / 5, CHAIN if bad or n % 2 else GEMM) for n in range(8)))
 
 
 def fp32_gemms(file: NsysFile, bad: bool) -> None:
-    step(file)
-    name = "ampere_sgemm_128x64_tn" if bad else "ampere_bf16_s16816gemm_bf16_128x128_tn"
-    file.kernel(1_000, 90_000, launched=(0, 500), name=name)
+    busy(file, (1, 90, 0, {"name": "ampere_sgemm_128x64_tn" if bad else "ampere_bf16_s16816gemm_bf16_128x128_tn"}))
 
 
 def recompute(file: NsysFile, bad: bool) -> None:
@@ -152,17 +141,13 @@ def recompute(file: NsysFile, bad: bool) -> None:
 def unfused_attention(file: NsysFile, bad: bool) -> None:
     """Two layers of product, scale, softmax and product; or with softmax over the few outputs of a router."""
     file.range_("step 0", 0, 400_000, category="step", payload=0)
+    scale, softmax = (20_000, 30_000) if bad else (20_000, 6_000)
+    elementwise = f"vectorized_elementwise_kernel_{'scale' if bad else 'silu'}"
+    kernels = [("nvjet_qk", 40_000), (elementwise, scale), ("softmax_warp_forward", softmax), ("nvjet_pv", 40_000)]
     for number in range(2):
         file.range_(f"layers.{number}.self_attn", 1_000 * number, 1_000 * number + 900)
         begin = 200_000 * number
-        kernels = [
-            ("nvjet_qk", 40_000),
-            ("vectorized_elementwise_kernel_scale", 20_000),
-            ("softmax_warp_forward", 30_000),
-        ]
-        if not bad:
-            kernels[1:] = [("vectorized_elementwise_kernel_silu", 20_000), ("softmax_warp_forward", 6_000)]
-        for place, (name, length) in enumerate([*kernels, ("nvjet_pv", 40_000)]):
+        for place, (name, length) in enumerate(kernels):
             at = 1_000 * number + 50 * place
             file.kernel(begin, begin + length, launched=(at, at + 10), name=name)
             begin += length
@@ -226,14 +211,13 @@ def named(bad: str, good: str, layer: str = "layers.0") -> Callable[[NsysFile, b
     return write
 
 
-COPY, HALVES = (
-    "elementwise_kernel<at::native::direct_copy_kernel_cuda>",
-    "elementwise_kernel<MulFunctor<c10::BFloat16>>",
-)
+COPY = "elementwise_kernel<at::native::direct_copy_kernel_cuda>"
+HALVES = "elementwise_kernel<MulFunctor<c10::BFloat16>>"
 DOUBLES = "elementwise_kernel<at::native::binary_internal::MulFunctor<double>>"
 
 SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
-    "launch": launch,
+    # launched late, 10 µs after the device ran dry, or long before
+    "launch": lambda file, bad: busy(file, (1, 50, 0), (60, 100, 59 if bad else 0.6)),
     "slow-host-layer": slow_host("layers.{}.mlp", "forward", 3),
     "sync": sync,
     "dataloader": in_a_gap(lambda file, start, end: file.range_("data", start, end, category="data")),
@@ -262,15 +246,8 @@ def traced(function: str) -> Callable[[Path, bool], Path]:
     """A PyTorch trace with stacks, in which a function runs between two kernels 10 ms apart, or beside the first."""
 
     def example(folder: Path, bad: bool) -> Path:
-        events = []
-        for number, (start, length) in enumerate(((0, 100 if bad else 9_900), (10_000, 100))):
-            event = {"ph": "X", "pid": 5, "tid": 1, "args": {"device": 0, "stream": 7, "correlation": number}}
-            kernel = {"cat": "kernel", "name": "nvjet", "ts": start, "dur": length}
-            call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": start - 20, "dur": 10}
-            events += [event | kernel, event | call]
-        frame = {"ph": "X", "pid": 5, "tid": 1, "cat": "python_function", "name": function, "ts": 500, "dur": 8_000}
-        (folder / "trace.json").write_text(json.dumps({"traceEvents": [*events, frame]}))
-        return folder / "trace.json"
+        kernels = [*kernel("nvjet", 0, 100 if bad else 9_900, -20, 0), *kernel("nvjet", 10_000, 100, 9_980, 1)]
+        return write(folder / "trace.json", [*kernels, event("python_function", function, 500, 8_000)])
 
     return example
 
@@ -351,10 +328,8 @@ def test_every_rule_has_two_faults() -> None:
     ("dram", "tensor", "title"),
     [(70, 10, "Bound by memory"), (20, 75, "Bound by the tensor cores"), (30, 30, None), (5, 50, None)],
 )
-def test_what_gpu_metrics_say(tmp_path: Path, dram: int, tensor: int, title: str | None) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    file.kernel(1_000, 91_000, launched=(0, 500), name="nvjet")
+def test_what_gpu_metrics_say(file: NsysFile, dram: int, tensor: int, title: str | None) -> None:
+    busy(file, (1, 91, 0, GEMM))
     metrics = {"SM Active": 90, "DRAM Read Bandwidth": dram, "DRAM Write Bandwidth": 0, "Tensor Active": tensor}
     for name, value in metrics.items():
         file.sample(f"{name} [Throughput %]", dict.fromkeys(range(0, 100_000, 1_000), value))
@@ -366,7 +341,7 @@ def test_what_gpu_metrics_say(tmp_path: Path, dram: int, tensor: int, title: str
 
 
 SAVES = {
-    "launch": 500 + 9_500,  # before the first kernel, which is late too, and between, each up to the launch's end
+    "launch": 100 + 9_100,  # before the first kernel, which is late too, and between, each up to the launch's end
     "slow-host-layer": 28_000,
     "sync": 1_000,
     "dataloader": 7_000,
@@ -401,19 +376,15 @@ def test_a_capture_that_triggers_a_rule_and_one_that_must_not(tmp_path: Path, ru
     assert finding.fix and finding.title
 
 
-def test_chains_that_change_the_layout_name_the_memory_format(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    for number in range(8):  # a quarter of the time
-        name = "nhwcToNchwKernel" if number in (0, 5) else "vectorized_elementwise_kernel"
-        file.kernel(10_000 * number, 10_000 * (number + 1), launched=(100 * number, 100 * number + 50), name=name)
+def test_chains_that_change_the_layout_name_the_memory_format(file: NsysFile) -> None:
+    layout = {"name": "nhwcToNchwKernel"}  # a quarter of the time
+    busy(file, *((10 * n, 10 * n + 10, n / 5, layout if n in (0, 5) else CHAIN) for n in range(8)))
     (finding,) = of_rule("unfused-chains", file.write())
     assert "torch.channels_last" in finding.fix
 
 
-def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_path: Path) -> None:
+def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(file: NsysFile) -> None:
     """Nothing is open on the thread for 58 of 59 µs: no call, no operator, no layer."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.kernel(500, 1_000, launched=(0, 500))
     file.kernel(60_000, 100_000, launched=(59_000, 60_000))
@@ -424,9 +395,8 @@ def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(tmp_pat
     assert "nvprof_kit.phase('data')" in late.fix
 
 
-def test_a_call_of_the_operating_system_is_named(tmp_path: Path) -> None:
+def test_a_call_of_the_operating_system_is_named(file: NsysFile) -> None:
     """Of 59 µs the thread is in `recv` for 50; inside a call of CUDA the time is CUDA's."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.kernel(500, 1_000, launched=(0, 500))
     file.call("recv", 5_000, 55_000, table="OSRT_API")
@@ -440,9 +410,8 @@ def test_a_call_of_the_operating_system_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stalls", [False, True])
-def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, tmp_path: Path) -> None:
+def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, file: NsysFile, tmp_path: Path) -> None:
     """Each of four steps is late by 59 µs in a layer; the last may sleep for 33 µs more, in no call and no layer."""
-    file = NsysFile(tmp_path / "run.sqlite")
     for number in range(4):
         base = 100_000 * number
         sleeps = stalls and number == 3
@@ -460,10 +429,9 @@ def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, tmp_
 
 @pytest.mark.parametrize(("kind", "inside", "copies"), [(2, True, True), (1, True, False), (2, False, False)])
 def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(
-    kind: int, inside: bool, copies: bool, tmp_path: Path
+    kind: int, inside: bool, copies: bool, file: NsysFile
 ) -> None:
     """`nonzero()` of a layer that routes to experts: a copy to the host. Not one from it, and not after the layers."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.range_("experts", 0, 60_000 if inside else 59_000, category="forward")
     file.kernel(500, 1_000, launched=(0, 500))
@@ -484,9 +452,8 @@ def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(
     ],
 )
 def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(
-    tmp_path: Path, loads: int, fix: str, where: str
+    file: NsysFile, loads: int, fix: str, where: str
 ) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
     for begin in range(0, 800_000, 100_000):
         file.range_("layers.0", begin, begin + 90_000)
         if begin < 100_000 * loads:
@@ -498,10 +465,8 @@ def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(
     assert loading_.evidence.endswith(where)
 
 
-def test_a_memset_that_blocks_needs_no_copy_beside_it(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    file.kernel(1_000, 50_000, launched=(0, 500))
+def test_a_memset_that_blocks_needs_no_copy_beside_it(file: NsysFile) -> None:
+    busy(file, (1, 50, 0))
     file.kernel(50_000, 60_000, correlation=file.call("cudaMemset_v3020", 600, 61_000), table="MEMSET")
     (finding,) = of_rule("copies", file.write())
     assert (finding.start_ns, finding.end_ns, finding.saves_ns) == (50_000, 60_000, 10_000)
@@ -527,8 +492,7 @@ def test_what_lies_outside_steps_saves_nothing(tmp_path: Path, capture: str) -> 
     assert result.rows["saves"].max() <= 1
 
 
-def test_the_wait_for_data_between_steps_counts(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_the_wait_for_data_between_steps_counts(file: NsysFile) -> None:
     for number in range(2):
         step(file, 100_000 * number, 100_000 * number + 30_000, number)
         file.kernel(
@@ -541,8 +505,7 @@ def test_the_wait_for_data_between_steps_counts(tmp_path: Path) -> None:
     assert (loading.saves_ns, result.wall_ns) == (34_000, 64_000)
 
 
-def test_what_is_saved_is_of_one_gpu(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_what_is_saved_is_of_one_gpu(file: NsysFile) -> None:
     for pid in (7, 8):
         file.range_("step 0", 0, 100_000, category="step", payload=0, pid=pid)
         file.kernel(0, 80_000, launched=(0, 1), name="ampere_sgemm_128x64_tn", pid=pid, device=pid - 7)
@@ -561,15 +524,12 @@ def test_what_is_saved_is_of_one_gpu(tmp_path: Path) -> None:
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16", False),
     ],
 )
-def test_a_matrix_product_is_of_fp32_by_its_name(tmp_path: Path, name: str, told: bool) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    file.kernel(1_000, 90_000, launched=(0, 500), name=name)
+def test_a_matrix_product_is_of_fp32_by_its_name(file: NsysFile, name: str, told: bool) -> None:
+    busy(file, (1, 90, 0, {"name": name}))
     assert bool(of_rule("fp32-gemms", file.write())) == told
 
 
-def test_unequal_steps_of_several_gpus_are_one_finding(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_unequal_steps_of_several_gpus_are_one_finding(file: NsysFile) -> None:
     for pid in (7, 8):
         for number in range(5):
             begin, length = 100_000 * number, 50_000 + (pid * 5_000 if number == 2 else 0)
@@ -599,9 +559,8 @@ def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category
         begin = 1_000_000 * number
         file.range_(f"step {number}", begin, begin + 900_000, category="step", payload=number)
         file.range_(text, begin, begin + 800_000, category=category)
-        for kernel in range(10):
-            at = begin + 50_000 * kernel
-            file.kernel(at + 1_000, at + 1_000 + length, launched=(at, at + 500), name="vectorized_elementwise_kernel")
+        for at in range(begin, begin + 500_000, 50_000):
+            file.kernel(at + 1_000, at + 1_000 + length, launched=(at, at + 500), **CHAIN)
 
 
 @pytest.mark.parametrize(
@@ -616,9 +575,8 @@ def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category
     ],
 )
 def test_advice_is_for_what_the_program_does(
-    tmp_path: Path, lengths: list[int], kernels: str, program: str, fix: str, never: str
+    file: NsysFile, lengths: list[int], kernels: str, program: str, fix: str, never: str
 ) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
     forward(file, lengths, *(("evaluation", "phase") if kernels == "evaluation" else ()))
     if "kernel" in kernels:
         file.kernel(900_000, 901_000, launched=(890_000, 890_100), name=kernels)
@@ -637,8 +595,7 @@ def test_advice_is_for_what_the_program_does(
         (["execute_context_0(0)_generation_16(16)", "execute_context_2(900_9)_generation_3(3)"], "mixed"),
     ],
 )
-def test_an_engine_says_what_a_step_does(tmp_path: Path, texts: list[str], program: str) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_an_engine_says_what_a_step_does(file: NsysFile, texts: list[str], program: str) -> None:
     for number, text in enumerate(texts):
         file.range_(text, 100_000 * number, 100_000 * number + 90_000)
         file.kernel(100_000 * number + 10, 100_000 * number + 50_000, launched=(100_000 * number, 100_000 * number + 9))
@@ -661,19 +618,16 @@ def test_a_graph_capture_is_not_told_to_use_graphs(tmp_path: Path, graphs: bool)
 @pytest.mark.parametrize(
     ("stream", "title"), [(7, "Communication and compute share a stream"), (9, "Exposed communication")]
 )
-def test_communication_on_the_stream_that_computes(tmp_path: Path, stream: int, title: str) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    file.kernel(1_000, 40_000, launched=(0, 500), name="nvjet_backward")
-    file.kernel(40_000, 70_000, launched=(600, 700), name=NCCL, stream=stream)
-    file.kernel(50_000 if stream == 9 else 70_000, 100_000, launched=(800, 900), name="nvjet_backward")
+def test_communication_on_the_stream_that_computes(file: NsysFile, stream: int, title: str) -> None:
+    backward = {"name": "nvjet_backward"}
+    last = (50 if stream == 9 else 70, 100, 0.8, backward)
+    busy(file, (1, 40, 0, backward), (40, 70, 0.6, {"name": NCCL, "stream": stream}), last)
     (finding,) = of_rule("exposed-collectives", file.write())
     assert finding.title == title
     assert ("async_op=True" in finding.fix) == (stream == 7)
 
 
-def test_all_reduces_of_serving_are_not_ddps(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_all_reduces_of_serving_are_not_ddps(file: NsysFile) -> None:
     step(file)
     for number in range(4):
         begin = 20_000 * number
@@ -685,24 +639,20 @@ def test_all_reduces_of_serving_are_not_ddps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("exposed", "told"), [(True, True), (False, False)])
-def test_copies_of_pinned_memory_that_dominate(tmp_path: Path, exposed: bool, told: bool) -> None:
+def test_copies_of_pinned_memory_that_dominate(file: NsysFile, exposed: bool, told: bool) -> None:
     """Parameters that come from the host in each layer, beside compute or not."""
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file, 0, 200_000)
-    file.kernel(1_000, 50_000, launched=(0, 500), name="nvjet")
-    begin = 50_000 if exposed else 5_000
-    file.kernel(begin, begin + 40_000, launched=(600, 700), table="MEMCPY", memory=(1, 2), size=2_000_000, stream=9)
-    file.kernel(begin + 40_000 if exposed else 50_000, 150_000, launched=(800, 900), name="nvjet")
+    copy = {"table": "MEMCPY", "memory": (1, 2), "size": 2_000_000, "stream": 9}
+    begin = 50 if exposed else 5
+    last = (begin + 40 if exposed else 50, 150, 0.8, GEMM)
+    busy(file, (1, 50, 0, GEMM), (begin, begin + 40, 0.6, copy), last, end=200_000)
     findings = of_rule("copies", file.write())
     assert [finding.title for finding in findings] == (["Copies that nothing hides"] if told else [])
     assert not told or findings[0].saves_ns == 40_000
 
 
 @pytest.mark.parametrize("falls", [True, False])
-def test_a_clock_that_falls_while_the_gpu_works(tmp_path: Path, falls: bool) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    step(file)
-    file.kernel(1_000, 91_000, launched=(0, 500), name="nvjet")
+def test_a_clock_that_falls_while_the_gpu_works(file: NsysFile, falls: bool) -> None:
+    busy(file, (1, 91, 0, GEMM))
     times = range(0, 90_000, 1_000)
     file.sample("GPC Clock Frequency [MHz]", {time: 1_320 if falls and time >= 45_000 else 1_980 for time in times})
     file.sample("GPU Power [W]", dict.fromkeys(times, 700))
@@ -713,9 +663,8 @@ def test_a_clock_that_falls_while_the_gpu_works(tmp_path: Path, falls: bool) -> 
         assert findings[0].saves_ns == pytest.approx(90_000 / 3 / 2, rel=0.03)
 
 
-def test_a_host_that_was_disturbed_in_some_steps_saves_what_all_steps_would(tmp_path: Path) -> None:
+def test_a_host_that_was_disturbed_in_some_steps_saves_what_all_steps_would(file: NsysFile) -> None:
     """Each step waits 30 µs for its second launch; two of eight wait 300 µs."""
-    file = NsysFile(tmp_path / "run.sqlite")
     for number in range(8):
         begin, wait = 1_000_000 * number, 300_000 if number in (2, 5) else 30_000
         file.range_(f"step {number}", begin, begin + 100_000 + wait, category="step", payload=number)
@@ -774,9 +723,7 @@ def test_a_saving_is_one_number_everywhere(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path: Path) -> None:
-    operator = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1, "dur": 100, "pid": 1, "tid": 1}
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": [operator]}))
+    path = write(tmp_path / "trace.json", [event("cpu_op", "aten::mm", 1, 100)])
     with pytest.raises(NvprofKitError, match="nothing ran on a GPU"):
         nvprof_kit.open(path).advise()
 
@@ -809,10 +756,9 @@ def test_a_real_prefill_without_a_fault() -> None:
 
 @pytest.mark.parametrize(("between", "least_us", "most_us"), [("other", 40, 44), ("layers.0", 5, 15)])
 def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(
-    tmp_path: Path, between: str, least_us: int, most_us: int
+    file: NsysFile, between: str, least_us: int, most_us: int
 ) -> None:
     """Five waits of 1 µs beyond the kernel's end; 6 µs later the next kernel is launched, of the loop or of a layer."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 400_000, category="step", payload=0)
     file.kernel(1_000, 100_000, launched=(0, 500))
     for at in range(100_000, 150_000, 10_000):
@@ -824,9 +770,8 @@ def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(
     assert 1_000 * least_us - 50 <= saves_ns <= 1_000 * most_us
 
 
-def test_of_fp32_products_is_saved_what_layers_like_them_show(tmp_path: Path) -> None:
+def test_of_fp32_products_is_saved_what_layers_like_them_show(file: NsysFile) -> None:
     """One of four layers takes three times as long for its product, in fp32: not 7/8 of it are saved, but 2/3."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 400_000, category="step", payload=0)
     begin = 0
     for number in range(4):
@@ -838,8 +783,7 @@ def test_of_fp32_products_is_saved_what_layers_like_them_show(tmp_path: Path) ->
     assert (finding.layer, finding.saves_ns) == ("layers.2.mlp", 60_000)
 
 
-def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their_own(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their_own(file: NsysFile) -> None:
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
     begin = 0
     for number in range(5):
@@ -857,23 +801,20 @@ def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their
     ]
 
 
-def test_a_chain_costs_what_the_host_takes_to_launch_it(tmp_path: Path) -> None:
+def test_a_chain_costs_what_the_host_takes_to_launch_it(file: NsysFile) -> None:
     """Each of eight kernels runs for 2 µs, and the host launches one every 10 µs."""
-    file = NsysFile(tmp_path / "run.sqlite")
     step(file)
-    for number in range(8):
-        at = 10_000 * number
-        file.kernel(at + 5_000, at + 7_000, launched=(at, at + 3_000), name="vectorized_elementwise_kernel")
+    for at in range(0, 80_000, 10_000):
+        file.kernel(at + 5_000, at + 7_000, launched=(at, at + 3_000), **CHAIN)
     (finding,) = of_rule("unfused-chains", file.write())
     assert finding.saves_ns == (7 * 10_000 + 2_000) * 7 // 8
 
 
 @pytest.mark.parametrize(("kernel_us", "saves_us"), [(1, 5 * 1 + 4 * 18), (15, 5 * 1)], ids=["a number", "work"])
 def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(
-    tmp_path: Path, kernel_us: int, saves_us: int
+    file: NsysFile, kernel_us: int, saves_us: int
 ) -> None:
     """Every 20 µs a copy of 1 µs, and a kernel before it; a kernel that takes longer than the GPU idles is work."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 300_000, category="step", payload=0)
     file.kernel(1_000, 100_000, launched=(0, 500))
     for at in range(100_000, 200_000, 20_000):

@@ -23,9 +23,8 @@ def test_faults_of_made_up_programs_are_found_and_no_others(tmp_path: Path) -> N
     assert right >= 15 and missed <= 1 and wrong <= 1
 
 
-def test_a_symptom_belongs_to_its_cause(tmp_path: Path) -> None:
+def test_a_symptom_belongs_to_its_cause(file: NsysFile) -> None:
     """Many small kernels, each launched late: one finding."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
     file.range_("layers.0", 0, 2_000_000)
     for number in range(100):
@@ -35,8 +34,7 @@ def test_a_symptom_belongs_to_its_cause(tmp_path: Path) -> None:
     assert "many small kernels: in layers.0 forward 100 of 100 kernels per step" in finding.evidence
 
 
-def test_nothing_is_per_step_or_for_training_where_there_is_none(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_nothing_is_per_step_or_for_training_where_there_is_none(file: NsysFile) -> None:
     file.range_("layers.0", 0, 2_000_000)
     for number in range(100):
         file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))

@@ -13,10 +13,9 @@ import nvprof_kit
 
 @pytest.mark.parametrize(("range_end", "before", "wall_ns"), [(400, False, 150), (900, False, 1000), (400, True, 860)])
 def test_the_first_step_of_a_pipelined_engine_starts_on_the_gpu(
-    tmp_path: Path, range_end: int, before: bool, wall_ns: int
+    file: NsysFile, range_end: int, before: bool, wall_ns: int
 ) -> None:
     """Its range had ended before the GPU came to it, so the GPU was busy with work from before the capture."""
-    file = NsysFile(tmp_path / "engine.sqlite")
     file.range_("execute_context_0(0)_generation_16(16)", 0, range_end, category="step")
     if before:  # and where the capture has that work, the step starts when it ends
         file.kernel(130, 140)
@@ -101,8 +100,7 @@ def test_the_first_collective_of_a_window_is_named() -> None:
     assert not [issue for issue in steady if "profilers began" in issue]
 
 
-def test_a_prefill_is_no_warm_up(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_a_prefill_is_no_warm_up(file: NsysFile) -> None:
     for number, (begin, end) in enumerate(((0, 900), (900, 1000), (1000, 1100))):
         file.range_(f"step {number}", begin, end, category="step", payload=number)
         file.range_("decode" if number else "prefill", begin + 1, end - 1, category="phase")

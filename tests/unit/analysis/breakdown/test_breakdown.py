@@ -25,11 +25,6 @@ DATA = Path(__file__).parents[3] / "data"
 PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> NsysFile:
-    return NsysFile(tmp_path / "run.sqlite")
-
-
 def analysed(file: NsysFile) -> Breakdown:
     return nvprof_kit.open(file.write()).breakdown()
 
@@ -137,9 +132,8 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
     assert result.critical_path["share"].sum() == pytest.approx(1)
 
 
-def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(tmp_path: Path) -> None:
+def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(file: NsysFile, tmp_path: Path) -> None:
     """Four steps of 1000 ns with a gap of 100 in each, but the first has one of 5000; and one of 300 outside."""
-    file = NsysFile(tmp_path / "run.sqlite")
     at = 0
     for number in range(4):
         gap = 5000 if number == 0 else 100

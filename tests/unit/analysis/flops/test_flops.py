@@ -256,7 +256,7 @@ def test_ncu_plan_prefers_the_kernels_with_most_time_above_their_limit(tmp_path:
     assert mlp.above_limit_ns == pytest.approx(mlp.gpu_ns - limit_ns, rel=1e-6)
 
 
-def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None:
+def test_the_recompute_of_a_block_inside_its_last_module(file: NsysFile, tmp_path: Path) -> None:
     ranges = [
         ("m", "forward", None, 1),
         ("block", "forward", 0, 1),
@@ -271,7 +271,6 @@ def test_the_recompute_of_a_block_inside_its_last_module(tmp_path: Path) -> None
     ]
     work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30), (9, "bf16", 7)]
     counts(tmp_path / "run.flops.json", ranges, work)  # of the 42 in the range of the MLP's backward 22 are a recompute
-    file = NsysFile(tmp_path / "run.sqlite")
     times = [(0, 90), (10, 80), (20, 70), (100, 300), (110, 290), (120, 220), (130, 200), (150, 180), (230, 280)]
     times.append((202, 208))
     for (text, phase, *_), (start, end) in zip(ranges, times, strict=True):

@@ -25,11 +25,6 @@ NODE = "autograd::engine::evaluate_function: "
 ENGINE = 8
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> NsysFile:
-    return NsysFile(tmp_path / "capture.sqlite")
-
-
 def table(file: NsysFile, rules: str, **opening: Any) -> nvprof_kit.Layers:
     if rules.startswith("[["):
         text, rules = rules, str(file.path.with_name("own.toml"))
@@ -279,8 +274,7 @@ def test_a_block_lasts_from_the_start_before_to_the_end_after(tmp_path: Path) ->
     assert any("from the ranges of emit_nvtx" in warning for warning in layers_of.warnings)
 
 
-def test_ranges_of_libraries_are_no_layers(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "a.sqlite")
+def test_ranges_of_libraries_are_no_layers(file: NsysFile) -> None:
     file.range_("ncclAllReduce", 0, 50, category=None, domain="NCCL")
     file.kernel(100, 130, launched=(10, 12), name="ncclDevKernel_AllReduce")
     layers_of = nvprof_kit.open(file.write()).layers()

@@ -51,8 +51,7 @@ def test_labelled_names_of_real_kernels_have_their_class(tmp_path: Path) -> None
     assert [row for row in rows if found[row["name"]][0] != row["class"]] == []
 
 
-def test_what_matches_no_rule_is_other_and_told(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_what_matches_no_rule_is_other_and_told(file: NsysFile) -> None:
     file.range_("layers.0", 100, 200)
     file.kernel(300, 330, launched=(110, 115), name="nvjet_sm90_tst")
     file.kernel(330, 350, launched=(120, 125), name="strange")

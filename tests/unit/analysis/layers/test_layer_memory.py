@@ -30,8 +30,7 @@ def table(path: Path, *, by_step: bool = False) -> pd.DataFrame:
     return nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None, memory=True).rows
 
 
-def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "a.sqlite")
+def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(file: NsysFile) -> None:
     file.range_("model.layers.0", 100, 200)
     carry(file, (101, 1100), (199, 1250), peak=1900)
     file.kernel(150, 160, launched=(120, 130))
@@ -40,8 +39,7 @@ def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(tmp_
     assert rows["cuda_alloc_bytes"].isna().all()
 
 
-def test_more_bytes_than_a_machine_has_are_refused(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "a.sqlite")
+def test_more_bytes_than_a_machine_has_are_refused(file: NsysFile) -> None:
     file.range_("layers.0", 100, 200)
     file.kernel(150, 160, launched=(120, 130))
     events = Allocations()
@@ -50,8 +48,7 @@ def test_more_bytes_than_a_machine_has_are_refused(tmp_path: Path) -> None:
         table(events.into(file.write()))
 
 
-def test_a_capture_without_memory_says_how_to_get_it(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "a.sqlite")
+def test_a_capture_without_memory_says_how_to_get_it(file: NsysFile) -> None:
     file.range_("layers.0", 100, 200)
     file.kernel(150, 160, launched=(120, 130))
     with pytest.raises(CaptureError, match=r"no memory in this capture; record it with .*--preset memory") as error:

@@ -150,9 +150,8 @@ def test_amounts_from_rates_and_cycles(tmp_path: Path) -> None:
     assert row["stall"] == "long_scoreboard"
 
 
-def test_a_report_of_other_kernels(tmp_path: Path) -> None:
+def test_a_report_of_other_kernels(file: NsysFile, tmp_path: Path) -> None:
     """Another grid is another signature."""
-    file = NsysFile(tmp_path / "run.sqlite")
     for number in range(2):
         at = 1000 * number
         file.kernel(at, at + 100 - 40 * number, launched=(at, at + 1), name="at::native::gemm<(int)4>(int)")

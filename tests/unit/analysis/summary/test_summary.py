@@ -45,9 +45,8 @@ def result(tmp_path: Path) -> Summary:
     return analysed(small(tmp_path / "run.sqlite"))
 
 
-def test_how_busy_the_cpu_is(tmp_path: Path) -> None:
+def test_how_busy_the_cpu_is(file: NsysFile) -> None:
     """Thread 8 is on a CPU since before the first switch, thread 9 still on one at the last."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 1000, category="step", payload=0)
     file.kernel(100, 200, launched=(0, 5))
     own = [(-50, 7, PID, 1), (300, 7, PID, 0), (500, 8, PID, 0), (900, 9, PID, 1), (1200, 7, PID, 1)]
@@ -219,8 +218,7 @@ def test_diff_and_export_count_calls(recorded: Path, tmp_path: Path) -> None:
     assert {name: count for name, count in shown.items() if not name.endswith(" (continued)")} == calls
 
 
-def test_the_kernel_view_alone_tells_what_was_not_launched_or_created(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_the_kernel_view_alone_tells_what_was_not_launched_or_created(file: NsysFile) -> None:
     file.range_("layers.0", 0, 5000)
     file.kernel(150, 160, launched=(100, 110))
     file.kernel(200, 230, correlation=77)  # no call has this id: 30 ns without a launch
