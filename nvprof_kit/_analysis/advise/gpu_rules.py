@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.advise.program import (
+    BLOCK,
     DOUBLE,
     FEW_TOKENS_NS,
     MANY_PARAMETERS,
@@ -44,7 +45,6 @@ _FP32 = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\*")
-_BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray")
@@ -156,17 +156,16 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     """
     chains = program.chains[~program.chains["only_copies"]].copy()
     chains["saved_ns"] = chains["cost_ns"] * (1 - 1 / chains["length"])
-    block = chains["layer"].astype(str).str.extract(_BLOCK, expand=False).fillna("")
-    by_block = chains["saved_ns"].groupby([chains["block_kind"].astype(str), block]).sum()
+    by_block = chains.groupby(["block_kind", "block"], observed=True)["saved_ns"].sum()
     outliers = [
-        name
-        for _, times in by_block.groupby(level=0)
-        for (_, name), ns in times.items()
+        block
+        for _, times in by_block.groupby(level=0, observed=True)
+        for (_, block), ns in times.items()
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
     # outside layers there is no name, but each place in the loop begins with the same kernel
-    begins_with = chains.groupby("chain")["name"].transform("first").astype(str).where(chains["layer"] == NO_LAYER, "")
-    keys = ["block_kind", block.where(block.isin(outliers), ""), begins_with]
+    first = chains["name"].cat.codes.groupby(chains["chain"]).transform("first").where(chains["layer"] == NO_LAYER, -1)
+    keys = ["block_kind", chains["block"].cat.codes.where(chains["block"].isin(outliers), -1), first]
     for _, same in chains.groupby(keys, observed=True):
         layer, phase = costliest(same, "ns")
         evidence = (
@@ -410,7 +409,7 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     table = pd.concat(outliers)
     table["excess_ns"] = table["ns"] - table["usual_ns"]
     table = table.sort_values("excess_ns", ascending=False, kind="stable")
-    for block, places in table.groupby(table["layer"].str.extract(_BLOCK, expand=False), sort=False):
+    for block, places in table.groupby(table["layer"].str.extract(BLOCK, expand=False), sort=False):
         worst, keys = places.iloc[0], ["layer", "phase"]
         of_block = kernels[kernels.set_index(keys).index.isin(places.set_index(keys).index)]
         evidence = (

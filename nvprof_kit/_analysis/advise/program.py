@@ -50,6 +50,8 @@ OP_COLUMNS = ["kind", "name", "pid", "device", "stream", "start_ns", "end_ns", "
 
 MANY_PARAMETERS = re.compile("multi_tensor_apply")
 
+BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
+"""The block of a layer: its path up to the first number."""
 DOUBLE = re.compile(r"lambda\(double\)|<double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
 _KERNEL_LAUNCH = re.compile("LaunchKernel")
@@ -110,16 +112,19 @@ class Program(Operations):
     @cached_property
     def ops(self) -> pd.DataFrame:
         """The operations of these steps, indexed as `Trace.ops`, with owners and class, and `ns`, `layer_kind`
-        (`kinds` of its layer), `block_kind` (that before its number), `lane` (the device), `call_of_layer` (a range).
+        (`kinds` of its layer), `block` (its layer up to the number), `block_kind` (that before it), `lane` (the
+        device), `call_of_layer` (a range), and `cost_ns` (with what the GPU then waits for a launch).
         """
         inside = self.choice.of_ops(self.attribution)
         ops: pd.DataFrame = attributed(self, self.trace.ops[OP_COLUMNS])[inside]
         layers = ops["layer"].cat
-        kind_of = kinds(layers.categories.to_series())
+        names = layers.categories.to_series()
+        kind_of, block_of = kinds(names), names.astype(str).str.extract(BLOCK, expand=False).fillna("")
         ops = ops.assign(
             ns=ops["end_ns"] - ops["start_ns"],
             layer_kind=labels(layers.codes.to_numpy(), kind_of.tolist()),
             block_kind=labels(layers.codes.to_numpy(), kind_of.str.split("*").str[0].tolist()),
+            block=labels(layers.codes.to_numpy(), block_of.tolist()),
             lane=devices_of(self.trace)[1][inside],
             call_of_layer=self.attribution.layer_range[inside],
         )
@@ -219,21 +224,20 @@ class Program(Operations):
         gaps, copies = self.gaps, self.ops[self.ops["host_memory"] == "pageable"]
         beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
         beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])
-        works = beside & gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python"))
-        ends, ops = np.sort(copies["end_ns"]), self.ops.sort_values("end_ns")
-        work_ns = np.append(0, ops["ns"].cumsum())[np.searchsorted(ops["end_ns"], ends, side="right")]
+        at_work = ["unknown", "after_sync", "sync", "off_cpu", "python"]
+        works = beside & gaps["cause"].isin(at_work)
+        ends = np.sort(copies["end_ns"])
         before = np.searchsorted(ends, gaps["start_ns"], side="right") - 1
-        is_between = (before >= 0) & (before + 1 < len(ends))
+        is_between = (
+            (before >= 0) & (before + 1 < len(ends)) & gaps["cause"].isin([*at_work, "launch", "copy", "queued"])
+        )
         if is_between.any():
-            last = np.minimum(before + 1, len(ends) - 1)
-            step_starts = np.sort(self.steps["start_ns"])
-            step = np.searchsorted(step_starts, ends, side="right")
-            is_between &= step[before] == step[last]
-            works |= (
-                is_between
-                & (work_ns[last] - work_ns[before] <= gaps["idle_ns"])
-                & gaps["cause"].isin(("unknown", "after_sync", "sync", "off_cpu", "python", "launch", "copy", "queued"))
-            )
+            order = np.argsort(self.ops["end_ns"])
+            done_ns = np.append(0, np.cumsum(self.ops["ns"].to_numpy()[order]))
+            work_ns = done_ns[np.searchsorted(self.ops["end_ns"].to_numpy()[order], ends, side="right")]
+            step = np.searchsorted(np.sort(self.steps["start_ns"]), ends, side="right")
+            after = np.minimum(before + 1, len(ends) - 1)
+            works |= is_between & (step[before] == step[after]) & (work_ns[after] - work_ns[before] <= gaps["idle_ns"])
         chosen: pd.DataFrame = gaps[works & (gaps["layer"] == NO_LAYER)]
         return chosen
 
