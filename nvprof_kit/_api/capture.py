@@ -308,15 +308,7 @@ class Capture:
         operations = self._operations(
             set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set())
         )
-        result = summary(
-            operations.trace,
-            views,
-            operations,
-            by_step=by == "step",
-            sort=sort,
-            own_rules=self._kernel_rules,
-            steps=chosen,
-        )
+        result = summary(operations, views, by_step=by == "step", sort=sort, steps=chosen)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
             raise UsageError(f"--sort {sort}: no such column; available: {', '.join(columns)}")
@@ -347,8 +339,7 @@ class Capture:
         if find_flops(self.path):
             with suppress(CaptureError):  # the other findings need no counts
                 limits = self.flops(steps=steps)
-        chosen = _steps(steps)
-        result = advise(operations.trace, self._kernel_rules, chosen, operations, slowest=slowest, limits=limits)
+        result = advise(operations, _steps(steps), slowest=slowest, limits=limits)
         return replace(result, sources=self.sources).selected(**rows)
 
     def flops(

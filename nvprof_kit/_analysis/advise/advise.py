@@ -15,11 +15,10 @@ from nvprof_kit._analysis.advise.program import Program
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
-from nvprof_kit._analysis.kernels.classes import Rule as KernelRule
 from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
-from nvprof_kit._trace.schema import CaptureInfo, Trace
+from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 
@@ -145,10 +144,8 @@ class Advice(Result):
 
 
 def advise(
-    trace: Trace,
-    own_rules: tuple[KernelRule, ...] = (),
+    operations: Operations,
     steps: StepOptions = ALL_STEPS,
-    operations: Operations | None = None,
     *,
     slowest: Finding | None = None,
     times: Breakdown | None = None,
@@ -157,10 +154,8 @@ def advise(
     """Find what costs time and could be improved.
 
     Args:
-        trace: The capture, opened with `OPTIONAL`.
-        own_rules: Rules for kernel classes, tried before the package's.
+        operations: The operations of a capture opened with `OPTIONAL`.
         steps: Which steps to look at, by default all but warm-up.
-        operations: The same operations, if their owners and classes are already known.
         slowest: The finding that the other ranks of the job wait for one of them; it then comes first.
         times: The breakdown of the same steps, if it is already known.
         limits: `nvprof_kit._analysis.flops.flops.Flops` of the same steps, where operations were counted.
@@ -169,13 +164,14 @@ def advise(
         CaptureError: Nothing ran on a GPU.
         UsageError: None of the steps asked for is in the capture.
     """
+    trace = operations.trace
     if not trace.info.on_gpu:
         raise CaptureError(
             f"{trace.info.path}: nothing ran on a GPU, and all advice is about GPU work; record the program on a "
             "machine with a GPU, or see `layers` for CPU times"
         )
     waited_ns = slowest.saves_ns if slowest is not None else 0
-    program = Program(trace, own_rules, steps, operations, times=times, waited_ns=waited_ns)
+    program = Program(operations, steps, times=times, waited_ns=waited_ns)
     findings = _merged(
         [
             finding

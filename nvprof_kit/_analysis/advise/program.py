@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,9 @@ from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
-from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.schema import OP_KINDS, Trace
+from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -66,10 +64,8 @@ class Program(Operations):
     """What a program does in the steps to look at: its operations, the gaps between them, and the host's waits.
 
     Args:
-        trace: The capture, with `nvprof_kit._analysis.breakdown.breakdown.OPTIONAL`.
-        own_rules: Rules for kernel classes, tried before the package's.
+        operations: The operations of a capture with `nvprof_kit._analysis.breakdown.breakdown.OPTIONAL`.
         steps: Which steps to look at, by default all but warm-up.
-        operations: The same operations, if their owners and classes are already known.
         times: The breakdown of these steps, if known.
         waited_ns: How long a step of this rank waits for the slowest rank, if known.
 
@@ -87,17 +83,15 @@ class Program(Operations):
 
     def __init__(
         self,
-        trace: Trace,
-        own_rules: Sequence[Rule] = (),
+        operations: Operations,
         steps: StepOptions = ALL_STEPS,
-        operations: Operations | None = None,
         *,
         times: Breakdown | None = None,
         waited_ns: int = 0,
     ) -> None:
-        super().__init__(trace, own_rules, operations)
-        self.choice = choose_steps(trace, self.attribution, steps)
-        self.times = times or breakdown_of(trace, self.attribution, self.classes, self.choice)
+        super().__init__(operations.trace, known=operations)
+        self.choice = choose_steps(self.trace, self.attribution, steps)
+        self.times = times or breakdown_of(self.trace, self.attribution, self.classes, self.choice)
         rows = self.times.steps
         is_step = np.append(self.choice.shown, False)[self.times.instances]
         self.steps = rows[is_step] if is_step.any() else rows

@@ -15,8 +15,6 @@ from nvprof_kit._analysis.attribution.ranges import Elsewhere
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import STATES, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._analysis.kernels.classes import Rule
-from nvprof_kit._trace.schema import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,22 +24,13 @@ class Facts(Operations):
     """A capture and the data derived from it.
 
     Args:
-        trace: The capture.
-        own_rules: The user's rules for kernel classes, tried before the built-in ones.
+        operations: Its operations.
         by_step: Whether views have one row per step.
         steps: The steps to include.
-        operations: The same operations, to reuse their attribution and classes.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        own_rules: Sequence[Rule],
-        by_step: bool,
-        steps: StepOptions,
-        operations: Operations | None = None,
-    ) -> None:
-        super().__init__(trace, own_rules, operations)
+    def __init__(self, operations: Operations, by_step: bool, steps: StepOptions) -> None:
+        super().__init__(operations.trace, known=operations)
         self.by_step, self._steps = by_step, steps
 
     @cached_property

@@ -18,7 +18,6 @@ from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.transfers import first_collective
-from nvprof_kit._analysis.kernels.classes import Rule
 from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts
 from nvprof_kit._analysis.summary.views import COLUMNS as VIEW_COLUMNS
@@ -32,7 +31,7 @@ from nvprof_kit._analysis.summary.views import (
     user_view,
 )
 from nvprof_kit._result.result import Result, table_named
-from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
+from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category
@@ -110,27 +109,23 @@ class Summary(Result):
 
 
 def summary(
-    trace: Trace,
+    operations: Operations,
     views: Sequence[str] = (),
-    operations: Operations | None = None,
     *,
     by_step: bool = False,
     sort: str = "",
-    own_rules: tuple[Rule, ...] = (),
     steps: StepOptions = ALL_STEPS,
 ) -> Summary:
     """Summarize a capture opened with `OPTIONAL`.
 
     Args:
-        trace: The capture.
+        operations: The operations.
         views: Which of `VIEWS`, all by default.
-        operations: The same operations, if their owners and classes are already known.
         by_step: One row per step instead of one over all.
         sort: Column to sort the rows by, descending; by default each view's own order.
-        own_rules: The user's rules for kernel classes, tried before the built-in ones.
         steps: The steps to include, by default all but warm-up.
     """
-    facts = Facts(trace, own_rules, by_step, steps, operations)
+    facts, trace = Facts(operations, by_step, steps), operations.trace
     tables = {name: facts.finished(VIEWS[name](facts)) for name in views or VIEWS}
     for name, table in tables.items():
         if "operator" in table and sort in table:

@@ -255,7 +255,7 @@ def _findings(
             tables.append(page_table(rows, view, title + of_step, over, f"{command} --view {view} --format csv"))
     if not operations.trace.info.on_gpu:
         return None, tables
-    return advise(operations.trace, (), options, operations, times=result, limits=flops), tables
+    return advise(operations, options, times=result, limits=flops), tables
 
 
 def _linked(advice: Advice, result: Layers, shown_steps: Sequence[ShownStep]) -> list[dict[str, Any]]:
