@@ -27,8 +27,6 @@ from nvprof_kit._capture.session import (
 )
 from nvprof_kit.errors import ToolError, UsageError
 
-CHIPS = {"sm_80": "ga100", "sm_89": "ad102", "sm_90": "gh100", "sm_100": "gb100", "sm_120": "gb202"}
-"""The architectures that sets tell apart, and a chip of each as ncu names it."""
 DEFAULT_SETS = ("speed-of-light", "memory", "tensor", "occupancy", "stalls")
 CostliestKernels = Callable[[str, int], list[str]]
 """The linker names of the kernels that took most GPU time in a capture, this many."""
@@ -46,78 +44,33 @@ _REFUSED = re.compile(
 # --- what is measured ---
 
 
-def read_sets(names: Sequence[str], arch: str) -> tuple[list[str], list[str]]:
-    """The sections and the metrics of sets, without repetitions.
+def read_sets(ncu: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The sections and the metrics of sets that an ncu has for the first GPU, as ``recipes/ncu/sets.sh`` prints them.
 
     Args:
+        ncu: The executable.
         names: Names of sets, or paths of files like those in ``recipes/ncu/sets``.
-        arch: One of `CHIPS`; lines for other architectures are left out.
 
     Raises:
-        UsageError: There is no such set, or it has a line that is neither a section nor a metric.
+        UsageError: There is no such set, it cannot be read, or it has a line that is neither a section nor a metric.
     """
-    folder = recipes_folder() / "ncu" / "sets"
-    measured: dict[str, list[str]] = {"section": [], "metric": []}
-    for set_name in names:
-        path = folder / f"{set_name}.txt"
-        if "/" in set_name or not path.is_file():
-            path = Path(set_name)
-        if not path.is_file():
-            known_sets = " ".join(sorted(file.stem for file in folder.iterdir()))
-            raise UsageError(f"no set '{set_name}'; there are: {known_sets}")
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except PermissionError:
-            raise UsageError(f"{path}: no permission to read it") from None
-        for line in lines:
-            fields = re.sub(r"(^|\s)#.*", "", line).split()
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            kind, name, *architectures = fields if len(fields) > 1 else ("", "")
-            if kind not in measured:
-                raise UsageError(f"{path}: '{line.strip()}' is neither 'section NAME' nor 'metric NAME'")
-            for architecture in architectures:
-                if architecture not in CHIPS:
-                    raise UsageError(f"{path}: {name} is for '{architecture}', which is none of {', '.join(CHIPS)}")
-            if (not architectures or arch in architectures) and name not in measured[kind]:
-                measured[kind].append(name)
-    return measured["section"], measured["metric"]
-
-
-def installed_arch() -> str:
-    """The architecture of the program's first GPU, of `CHIPS`; ``sm_90`` if it is not known."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
-    query = ["nvidia-smi", *([f"--id={first}"] if first else []), "--query-gpu=compute_cap", "--format=csv,noheader"]
-    capability = (run_command(query) or "").partition("\n")[0].strip()
-    if capability == "8.9":  # tensor cores for fp8, no NVLink
-        return "sm_89"
-    # 12.x has no tcgen05, whose pipes sm_100 counts by names of their own
-    return {"8": "sm_80", "10": "sm_100", "11": "sm_100", "12": "sm_120"}.get(capability.partition(".")[0], "sm_90")
-
-
-def with_installed(ncu: str, arch: str, sections: Sequence[str], metrics: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What the installed ncu knows of sections and metrics, with a note on the others; all of it without an ncu."""
-    if run_command([ncu, "--version"]) is None:
-        return list(sections), list(metrics)
-    known_sections = _first_words(run_command([ncu, "--list-sections"])) or {*sections}
-    known_metrics = _first_words(run_command([ncu, "--query-metrics", "--chip", CHIPS[arch]]))
-    if not any(name.startswith("gpu__time_duration") for name in known_metrics):  # it cannot tell
-        known_metrics = {*metrics}
-    for name in sections:
-        if name not in known_sections:
-            say(f"this ncu has no section {name}: left out")
-    installed: list[str] = []
-    for name in metrics:
-        # metrics of the launch are not among those that are counted; *_pct and *.pct have no shorter name
-        if name.startswith("launch__") or {name, name.partition(".")[0]} & known_metrics:
-            installed.append(name)
-        else:
-            say(f"this ncu has no metric {name} on {arch}: left out")
-    return [name for name in sections if name in known_sections], installed
-
-
-def _first_words(text: str | None) -> set[str]:
-    return {line.split()[0] for line in (text or "").splitlines() if line.strip()}
+    folder = recipes_folder() / "ncu"
+    known_sets = sorted(file.stem for file in (folder / "sets").iterdir())
+    paths = [name if name in known_sets or "/" in name else f"./{name}" for name in names]
+    for name, path in zip(names, paths, strict=True):
+        if path not in known_sets and not Path(path).is_file():
+            raise UsageError(f"no set '{name}'; there are: {' '.join(known_sets)}")
+    command = ["bash", str(folder / "sets.sh"), *paths]
+    environ = {**os.environ, "NCU": ncu}
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environ, check=False)
+    notes = [line.removeprefix("sets.sh: ") for line in done.stderr.splitlines()]
+    if done.returncode:
+        raise UsageError(f"--set {' '.join(names)}: {notes[-1]}")
+    for note in notes:
+        say(note)
+    options = done.stdout.splitlines()
+    sections = [option.removeprefix("--section=") for option in options if option.startswith("--section=")]
+    return sections, options[-1].removeprefix("--metrics=").split(",")
 
 
 def range_filter(domain: str, text: str) -> str:
@@ -256,14 +209,10 @@ def measure_program(  # noqa: PLR0912, PLR0915
     if "%" in output:
         raise UsageError(f"-o '{output}': ncu gives % a meaning; take a name without")
     need_name(output)
-    arch = installed_arch()
-    sections, metrics = read_sets(
-        ["base", *(set or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline], arch
-    )
+    sections, metrics = read_sets(tool, [*(set or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline])
     if replay is None:
         waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
         replay = "application" if waits else "kernel"
-    sections, metrics = with_installed(tool, arch, sections, metrics)
     _check_ranks(tool, rank, program)
     settings = ["--target-processes", "all", "--nvtx", f"--replay-mode={replay}"]
     settings += ["--clock-control=none", "--cache-control=all"]

@@ -166,15 +166,21 @@ def test_a_set_edited_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.access("/etc/shadow", os.R_OK), reason="root reads everything")
-@pytest.mark.parametrize("call", ["profile -p mine", "ncu -s mine"])
-def test_a_file_that_may_not_be_read(call: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "message"), [("profile -p mine", "no permission to read it"), ("ncu -s mine", "Permission denied")]
+)
+def test_a_file_that_may_not_be_read(call: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "mine").touch(0o200)
     status, text = said(call, cwd=tmp_path)
-    assert status == 2 and text.endswith(": mine: no permission to read it\n")
+    assert status == 2 and text.endswith(f"mine: {message}\n")
 
 
 @pytest.mark.parametrize("line", ["metric", "section # which", "sections SpeedOfLight x", "metric a.sum sm90"])
 def test_a_line_of_a_set_that_is_none(line: str, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text(line)
     status, text = said("ncu -s mine", cwd=tmp_path)
-    assert status == 2 and text.startswith("nvprof-kit: mine: ") and text.count("\n") == 1
+    assert (
+        status == 2
+        and text.startswith(f"nvprof-kit: --set mine: {line.partition(' #')[0]}: no section NAME or metric NAME")
+        and text.count("\n") == 1
+    )
