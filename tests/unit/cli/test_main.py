@@ -93,7 +93,7 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str, capsys: pytest.
         ["ncu", "plan", "--memory-gb"],
         ["metrics", "--floor"],
         ["diff", "--run-noise"],
-        ["record", "--schedule"],
+        ["record", "--max-memory"],
     ],
 )
 @pytest.mark.parametrize("number", ["nan", "inf"])
