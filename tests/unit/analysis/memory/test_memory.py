@@ -191,7 +191,7 @@ def test_layers_and_steps_and_the_leak(run: Memory) -> None:
 
 @pytest.mark.parametrize("by", ["layer", "stack", "step", "allocation", "leak"])
 def test_golden_tables(run: Memory, by: Any, golden: Golden, tmp_path: Path) -> None:
-    golden(f"memory/run-2.11.{by}.csv", replace(run, by=by).save(tmp_path / "out.csv").read_text())
+    golden(f"memory/run-2.11.{by}.csv", replace(run, view=by).save(tmp_path / "out.csv").read_text())
 
 
 def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
