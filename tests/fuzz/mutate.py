@@ -160,10 +160,6 @@ def as_json(whole: Any, target: Path) -> None:
     target.write_bytes(json.dumps(whole).encode())
 
 
-def as_pickle(whole: Any, target: Path) -> None:
-    target.write_bytes(pickle.dumps(whole, protocol=4))
-
-
 # ---------------------------------------------------------------- text
 
 
@@ -189,16 +185,16 @@ def random_text(source: Path, target: Path, chance: random.Random) -> None:
     target.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
 
 
-def csv_columns(source: Path) -> int:
-    """Number of columns of a page of ncu."""
-    return next(line for line in source.read_text().splitlines() if line.startswith('"ID"')).count('","') + 1
+def csv_columns(source: Path) -> list[tuple[str, str]]:
+    """Number and name of the first 14 columns of a page of ncu."""
+    line = next(line for line in source.read_text().splitlines() if line.startswith('"ID"'))
+    return [(str(number), name) for number, name in enumerate(line.strip('"').split('","')[:14])]
 
 
-def change_csv_column(source: Path, target: Path, column: int, way: str) -> str:
-    """A copy of a page of ncu with one of its columns changed; returns the column's name."""
+def change_csv_column(source: Path, target: Path, column: int, way: str) -> None:
+    """A copy of a page of ncu with one of its columns changed."""
     lines = source.read_text().splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith('"ID"'))
-    name = lines[first].strip('"').split('","')[column]
     for place in range(first, len(lines)):
         cells = lines[place].strip('"').split('","')
         if len(cells) <= column:
@@ -206,9 +202,8 @@ def change_csv_column(source: Path, target: Path, column: int, way: str) -> str:
         if way == "drop":
             del cells[column]
         elif way == "rename":
-            cells[column] = f"{name} of 2031" if place == first else cells[column]
+            cells[column] = f"{cells[column]} of 2031" if place == first else cells[column]
         elif place > first:
             cells[column] = "" if way == "null" else "seven"
         lines[place] = '"' + '","'.join(cells) + '"'
     target.write_text("\n".join(lines) + "\n")
-    return name

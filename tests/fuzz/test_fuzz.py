@@ -16,7 +16,7 @@ _SECONDS = 0.5 * examples(3)
 """For each kind, ten times as many in the full lane; a case more is begun until then, and a second one in any case."""
 
 
-@pytest.mark.parametrize("kind", fuzz.SEEDS)
+@pytest.mark.parametrize("kind", fuzz.KINDS)
 def test_nothing_breaks(kind: str) -> None:
     """A case that is broken names itself, so that it can be run again: ``fuzz.judge(Case(…))``."""
     began = time.monotonic()
