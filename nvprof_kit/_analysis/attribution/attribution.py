@@ -9,12 +9,12 @@ that moment, if exactly one other thread has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,86 +68,45 @@ class Attribution:
 
 
 def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
-    """Find the owner of every operation of a capture from its ranges. See the module docstring for the rules."""
-    ranges = understand(trace) if ranges is None else ranges
-    owned = _in_blocks(_Attributor(trace, ranges).of, len(trace.ops))
-    how = owned.how
-    if trace.info.evidence == HOW[_STRUCTURE]:
-        how = np.where(owned.layer_range >= 0, _STRUCTURE, how).astype(np.int8)
-    return Attribution(
-        ranges=ranges,
-        layer_range=owned.layer_range,
-        phase=owned.phase,
-        step=owned.step,
-        how=how,
-        replay=owned.replay,
-    )
+    """Find the owner of every operation of a capture. See the module docstring for the rules.
 
-
-class _Block(NamedTuple):
-    """The owners of a block of operations, as in `Attribution`."""
-
-    layer_range: Int32Array
-    phase: Int32Array
-    step: Int32Array
-    how: npt.NDArray[np.int8]
-    replay: Int32Array
-
-
-def _in_blocks(owners_of: Callable[[slice], _Block], count: int) -> _Block:
-    """The owners of all operations, in blocks, so that intermediate arrays stay in the CPU cache and reuse memory.
-
-    Two threads share the blocks: NumPy's searches, which take most of the time, do not hold the GIL.
+    Args:
+        trace: The capture.
+        ranges: What its ranges mean; they are understood if it is not given.
     """
-    first = owners_of(slice(0, _BLOCK))
-    columns_of_all: list[npt.NDArray[Any]] = [np.empty(count, dtype=column.dtype) for column in first]
+    ranges = understand(trace) if ranges is None else ranges
+    owners, pid = OwnerLookup(ranges), trace.ops["pid"].to_numpy()
+    calls, nodes = trace.launching_calls, trace.created_nodes
+    # index `NONE` finds what is appended
+    launched, created = (
+        (np.append(table["tid"].to_numpy(), NONE), np.append(table["start_ns"].to_numpy(), 0))
+        for table in (trace.api, trace.graph_nodes)
+    )
+    phase_of_range = np.append(ranges.phase, ranges.phases.index(NO_PHASE)).astype(np.int32)
+    layers, phases, steps, replays = np.full((4, len(pid)), NONE, dtype=np.int32)
+    hows = np.empty(len(pid), dtype=np.int8)
 
-    def put(start: int, block: _Block) -> None:
-        columns: Iterable[npt.NDArray[Any]] = block
-        for column, values in zip(columns_of_all, columns, strict=True):
-            column[start : start + len(values)] = values
-
-    put(0, first)
-    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
-        starts = range(_BLOCK, count, _BLOCK)
-        for _ in pool.map(lambda start: put(start, owners_of(slice(start, start + _BLOCK))), starts):
-            pass
-    return _Block(*columns_of_all)
-
-
-class _Attributor:
-    """Finds owners; keeps the lookup tables that all blocks share."""
-
-    def __init__(self, trace: Trace, ranges: Ranges) -> None:
-        self._pid, self._call, self._created = trace.ops["pid"].to_numpy(), trace.launching_calls, trace.created_nodes
-        # index `NONE` finds what is appended
-        self._launched, self._creation = (
-            (np.append(table["tid"].to_numpy(), NONE), np.append(table["start_ns"].to_numpy(), 0))
-            for table in (trace.api, trace.graph_nodes)
-        )
-        self._owners = OwnerLookup(ranges)
-        self._phase = np.append(ranges.phase, ranges.phases.index(NO_PHASE)).astype(np.int32)
-
-    def of(self, block: slice) -> _Block:
-        """The owners of a block of operations."""
-        pid, call, created = self._pid[block], self._call[block], self._created[block]
-        layer, phase, step, is_elsewhere = self._owners.at(pid, *(column[call] for column in self._launched))
+    def attribute_block(start: int) -> None:
+        block = slice(start, start + _BLOCK)
+        call, node = calls[block], nodes[block]
+        layer, phase, step, is_elsewhere = owners.at(pid[block], *(column[call] for column in launched))
         how = np.select([is_elsewhere, phase >= 0], [_OTHER_THREAD, _LAUNCH], _UNATTRIBUTED)
-        replay = np.full(len(pid), NONE, dtype=np.int32)
-        replayed = np.flatnonzero(created >= 0)
+        replayed = np.flatnonzero(node >= 0)
         if len(replayed):
-            creator = self._owners.at(pid[replayed], *(column[created[replayed]] for column in self._creation))
+            creator = owners.at(pid[block][replayed], *(column[node[replayed]] for column in created))
             has_owner = creator.phase >= 0
             rows = replayed[has_owner]
             layer[rows], phase[rows], how[rows] = creator.layer[has_owner], creator.phase[has_owner], _GRAPH_NODE
-            replay[rows] = call[rows]
-        return _Block(
-            layer_range=layer.astype(np.int32),
-            phase=self._phase[phase],  # NONE is -1: it indexes the last entry, that of NO_PHASE
-            step=step.astype(np.int32),
-            how=how.astype(np.int8),
-            replay=replay,
-        )
+            replays[block][rows] = call[rows]
+        layers[block], phases[block], steps[block], hows[block] = layer, phase_of_range[phase], step, how
+
+    # in blocks, whose arrays stay in the CPU cache; NumPy's searches, which take most of the time, hold no GIL
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(attribute_block, range(0, len(pid), _BLOCK)):
+            pass
+    if trace.info.evidence == HOW[_STRUCTURE]:
+        hows[layers >= 0] = _STRUCTURE
+    return Attribution(ranges=ranges, layer_range=layers, phase=phases, step=steps, how=hows, replay=replays)
 
 
 OWNER_COLUMNS: Mapping[str, Column] = MappingProxyType(
