@@ -215,48 +215,114 @@ def read_cuda() -> Level | None:
     return Level(statistics["current"], statistics["peak"])
 
 
-class NvtxWithMemory(Nvtx):
-    """NVTX ranges with the memory at the begin and end of each layer range.
+class Listener(Protocol):
+    """Listener of ranges."""
+
+    def entered(self, range_: Range) -> None:
+        """A range has opened on the calling thread."""
+
+    def left(self, range_: Range) -> None:
+        """A range has closed on the calling thread."""
+
+
+class Watch(Backend):
+    """Sends ranges to a listener and to the previous backend.
+
+    It shares the previous backend's per-thread state, so ranges may be open when it is attached or detached.
+
+    Args:
+        listener: The listener.
+        before: The previous backend; by default the current one.
+
+    Attributes:
+        attached: Whether the listener is attached.
+    """
+
+    def __init__(self, listener: Listener, before: Backend | None = None) -> None:
+        super().__init__()
+        self._listener = listener
+        self.attached = False
+        self._before = backend if before is None else before
+        if self._before is not None:
+            self.thread = self._before.thread
+        self._ranges = Stack()
+        self.pop = self._pop
+
+    def attach(self) -> None:
+        """Start notifying, and install all annotations, except under ``NVPROF_KIT=off``."""
+        self.attached = True
+        activate(self)
+
+    def detach(self) -> None:
+        """Stop notifying, and restore the previous backend."""
+        self.attached = False
+        restore(self, self._before)
+
+    def pusher(self, range_: Range) -> Callable[[], None]:
+        """A push that also pushes in the previous backend."""
+        return partial(self._push, range_, None if self._before is None else self._before.pusher(range_))
+
+    def _push(self, range_: Range, pass_on: Callable[[], None] | None) -> None:
+        if pass_on is not None:
+            pass_on()
+        self._ranges.items.append(range_)
+        self._listener.entered(range_)
+
+    def _pop(self) -> None:
+        if self._ranges.items:
+            self._listener.left(self._ranges.items.pop())
+        if self._before is not None:
+            self._before.pop()
+
+    def start(self, range_: Range) -> object:
+        """Start a range in the previous backend only."""
+        return None if self._before is None else self._before.start(range_)
+
+    def end(self, started: Any) -> None:
+        """End a started range in the previous backend."""
+        if self._before is not None:
+            self._before.end(started)
+
+    def mark(self, range_: Range) -> None:
+        """Emit a mark in the previous backend only."""
+        if self._before is not None:
+            self._before.mark(range_)
+
+
+class MemoryMarks:
+    """Listener that emits the memory at the begin and end of each layer range, as marks.
 
     If the process's peak rises inside a range, a mark with the peak precedes the range's end.
 
     Args:
         read: Reads the memory.
-        before: The backend to replace, which may have open ranges.
+        tool: Receives the marks.
     """
 
-    def __init__(self, read: Read, before: Nvtx | None = None) -> None:
-        super().__init__()
-        if before is not None:
-            self.thread = before.thread
+    def __init__(self, read: Read, tool: Backend) -> None:
         self._read = read
+        self._tool = tool
         self._levels = Stack()
-        self._pop_range = self.pop
-        self.pop = self._pop
 
-    def pusher(self, range_: Range) -> Callable[[], None]:
-        """A push that also emits the memory, if the range belongs to a layer."""
-        return partial(self._push, super().pusher(range_), range_.category in LAYER_CATEGORIES)
+    def entered(self, range_: Range) -> None:
+        """A range has opened."""
+        if range_.category in LAYER_CATEGORIES:
+            level = self._read()
+            self._levels.items.append(level)
+            if level is not None:
+                self._mark(MEMORY_BEGIN, level.allocated)
 
-    def _push(self, push: Callable[[], None], layer: bool) -> None:
-        push()
-        level = self._read() if layer else None
-        self._levels.items.append(level)
-        if level is not None:
-            self._say(MEMORY_BEGIN, level.allocated)
+    def left(self, range_: Range) -> None:
+        """A range is about to close in the tool."""
+        if range_.category in LAYER_CATEGORIES:
+            begin, end = self._levels.items.pop(), self._read()
+            if begin is not None and end is not None:
+                if end.peak > begin.peak:
+                    self._mark(MEMORY_PEAK, end.peak)
+                self._mark(MEMORY_END, end.allocated)
 
-    def _pop(self) -> None:
-        levels = self._levels.items
-        level_at_begin = levels.pop() if levels else None
-        level = self._read() if level_at_begin is not None else None
-        if level_at_begin is not None and level is not None:
-            if level.peak > level_at_begin.peak:
-                self._say(MEMORY_PEAK, level.peak)
-            self._say(MEMORY_END, level.allocated)
-        self._pop_range()
-
-    def _say(self, text: str, count: int) -> None:
-        self.mark(Range(text, Category.MEMORY, count))
+    def _mark(self, text: str, size: int) -> None:
+        self._tool.mark(Range(text, Category.MEMORY, size))
 
 
 LEAST = 1 if sys.version_info >= (3, 14) else 2
@@ -359,11 +425,15 @@ def _switch(new: Backend | None) -> None:
             installable.enable()
 
 
-def _tool_backend() -> Nvtx | None:
+def _tool_backend() -> Backend | None:
     if mode == "off" or (mode == "auto" and not tool_attached(os.environ)):
         return None
     with_memory = os.environ.get("NVPROF_KIT_MEMORY", "").strip() not in ("", "0")
-    return NvtxWithMemory(read_cuda) if with_memory else Nvtx()
+    return _with_memory(Nvtx(), read_cuda) if with_memory else Nvtx()
+
+
+def _with_memory(tool: Backend, read: Read) -> Watch:
+    return Watch(MemoryMarks(read, tool), tool)
 
 
 def add_memory_marks(read: Read = read_cuda) -> None:
@@ -371,7 +441,7 @@ def add_memory_marks(read: Read = read_cuda) -> None:
     global _tool
     if _tool is None:
         return
-    before, _tool = _tool, NvtxWithMemory(read, _tool)
+    before, _tool = _tool, _with_memory(_tool, read)
     _tool.before_first = before.before_first
     if backend is before:
         _switch(_tool)
@@ -440,79 +510,6 @@ _tool = _tool_backend()
 if _tool is not None:
     _tool.before_first = range_collections  # without ranges, the program is not changed
 _switch(_tool)
-
-
-class Listener(Protocol):
-    """Listener of ranges."""
-
-    def entered(self, range_: Range) -> None:
-        """A range has opened on the calling thread."""
-
-    def left(self, range_: Range) -> None:
-        """A range has closed on the calling thread."""
-
-
-class Watch(Backend):
-    """Sends ranges to a listener and to the previous backend.
-
-    It shares the previous backend's per-thread state, so ranges may be open when it is attached or detached.
-
-    Args:
-        listener: The listener.
-
-    Attributes:
-        attached: Whether the listener is attached.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        super().__init__()
-        self._listener = listener
-        self.attached = False
-        self._before = backend
-        if self._before is not None:
-            self.thread = self._before.thread
-        self._ranges = Stack()
-        self.pop = self._pop
-
-    def attach(self) -> None:
-        """Start notifying, and install all annotations, except under ``NVPROF_KIT=off``."""
-        self.attached = True
-        activate(self)
-
-    def detach(self) -> None:
-        """Stop notifying, and restore the previous backend."""
-        self.attached = False
-        restore(self, self._before)
-
-    def pusher(self, range_: Range) -> Callable[[], None]:
-        """A push that also pushes in the previous backend."""
-        return partial(self._push, range_, None if self._before is None else self._before.pusher(range_))
-
-    def _push(self, range_: Range, pass_on: Callable[[], None] | None) -> None:
-        if pass_on is not None:
-            pass_on()
-        self._ranges.items.append(range_)
-        self._listener.entered(range_)
-
-    def _pop(self) -> None:
-        if self._ranges.items:
-            self._listener.left(self._ranges.items.pop())
-        if self._before is not None:
-            self._before.pop()
-
-    def start(self, range_: Range) -> object:
-        """Start a range in the previous backend only."""
-        return None if self._before is None else self._before.start(range_)
-
-    def end(self, started: Any) -> None:
-        """End a started range in the previous backend."""
-        if self._before is not None:
-            self._before.end(started)
-
-    def mark(self, range_: Range) -> None:
-        """Emit a mark in the previous backend only."""
-        if self._before is not None:
-            self._before.mark(range_)
 
 
 def replace_in_notebook(owner: Any) -> None:

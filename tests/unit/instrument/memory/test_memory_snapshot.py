@@ -134,7 +134,7 @@ def test_another_allocator_keeps_no_history(allocator: Allocator, tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-Nvtx, NvtxWithMemory, Range = session.Nvtx, session.NvtxWithMemory, session.Range
+Nvtx, Range, Watch = session.Nvtx, session.Range, session.Watch
 
 
 class Level(NamedTuple):
@@ -148,11 +148,11 @@ LAYER, PHASE = Range("layers.0", Category.FORWARD, 0), Range("forward", Category
 INNER = Range("layers.0.mlp", Category.BACKWARD, 0)
 
 
-class Noting(NvtxWithMemory):
-    """Notes the marks; reads what it is told, the last again and again."""
+class Noting(Nvtx):
+    """Notes the marks."""
 
-    def __init__(self, levels: list[Level | None], before: Nvtx | None = None) -> None:
-        super().__init__(lambda: levels.pop(0) if len(levels) > 1 else levels[0], before)
+    def __init__(self) -> None:
+        super().__init__()
         self.said: list[tuple[str, int | None]] = []
 
     def mark(self, range_: Range) -> None:
@@ -161,12 +161,14 @@ class Noting(NvtxWithMemory):
 
 
 def test_begin_end_and_a_peak_where_it_rises() -> None:
-    backend = Noting([Level(10, 10), Level(20, 20), Level(30, 90), Level(15, 90)])
+    levels = [Level(10, 10), Level(20, 20), Level(30, 90), Level(15, 90)]
+    tool = Noting()
+    backend = session._with_memory(tool, lambda: levels.pop(0))
     for range_ in (PHASE, LAYER, INNER):
         backend.open(range_, range_)
     for range_ in (INNER, LAYER, PHASE):
         backend.close(range_)
-    assert backend.said == [
+    assert tool.said == [
         ("allocated at begin", 10),
         ("allocated at begin", 20),
         ("peak inside", 90),
@@ -187,12 +189,12 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
 
 def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
     session.add_memory_marks()
-    assert isinstance(session.backend, NvtxWithMemory)
+    assert isinstance(session.backend, Watch)
     assert session.backend.thread is tool.thread
     assert session.backend is session._tool
 
 
-@pytest.mark.parametrize(("value", "kind"), [("1", NvtxWithMemory), ("0", Nvtx), ("", Nvtx)])
+@pytest.mark.parametrize(("value", "kind"), [("1", Watch), ("0", Nvtx), ("", Nvtx)])
 def test_the_environment_asks_for_it(value: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "mode", "on")
     monkeypatch.setenv("NVPROF_KIT_MEMORY", value)
