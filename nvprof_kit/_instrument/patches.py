@@ -237,8 +237,15 @@ class Stack(threading.local):
         self.items: list[Any] = []
 
 
+class Removable(Protocol):
+    """A change that can be removed, such as the handle of a PyTorch hook."""
+
+    def remove(self) -> None:
+        """Remove it; a second call does nothing."""
+
+
 class Handle(NamedTuple):
-    """A removable handle like that of a PyTorch hook."""
+    """A removable change, of the function that removes it."""
 
     remove: Callable[[], None]
 

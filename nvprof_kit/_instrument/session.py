@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from sys import is_finalizing
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from nvprof_kit._instrument.patches import Stack, skip_compiling, uncompiled
+from nvprof_kit._instrument.patches import Removable, Stack, skip_compiling, uncompiled
 from nvprof_kit._instrument.ranges.ranges import Position, Range, now
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import (
@@ -315,11 +315,11 @@ class MemoryMarks:
     def left(self, range_: Range) -> None:
         """A range is about to close in the tool."""
         if range_.category in LAYER_CATEGORIES:
-            begin, end = self._levels.items.pop(), self._read()
-            if begin is not None and end is not None:
-                if end.peak > begin.peak:
-                    self._mark(MEMORY_PEAK, end.peak)
-                self._mark(MEMORY_END, end.allocated)
+            before, after = self._levels.items.pop(), self._read()
+            if before is not None and after is not None:
+                if after.peak > before.peak:
+                    self._mark(MEMORY_PEAK, after.peak)
+                self._mark(MEMORY_END, after.allocated)
 
     def _mark(self, text: str, size: int) -> None:
         self._tool.mark(Range(text, Category.MEMORY, size))
@@ -353,16 +353,6 @@ _INJECTED = ("NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
 
 _TOOL_HINTS = ("NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH", "NV_NSIGHT_INJECTION_TRANSPORT_TYPE")
 """Set by tools that may receive NVTX in another way; in this case, nvtx decides."""
-
-
-class Installable(Protocol):
-    """Something installed on an object of the program only while ranges are emitted."""
-
-    def enable(self) -> None:
-        """Install, unless installed."""
-
-    def disable(self) -> None:
-        """Uninstall."""
 
 
 def read_mode(environ: Mapping[str, str]) -> str:
@@ -405,7 +395,7 @@ gate: dict[str, Any] = {"__live": _Live.SWITCH}
 """Globals of the compiled forwarders of decorated functions: whether ranges are emitted (``__live``), and torch's
 function that returns whether Dynamo is tracing (``__compiling``)."""
 
-annotated: weakref.WeakKeyDictionary[object, Installable] = weakref.WeakKeyDictionary()
+annotated: weakref.WeakKeyDictionary[object, Annotation] = weakref.WeakKeyDictionary()
 """Annotated objects with their annotations, which live as long as the object."""
 
 was_annotated = False
@@ -418,11 +408,11 @@ def _switch(new: Backend | None) -> None:
     _Live.SWITCH[:] = [] if new is None else [None]
     if new is not None:
         skip_compiling(new.pop)
-    for installable in list(annotated.values()):
+    for annotation in list(annotated.values()):
         if new is None:
-            installable.disable()
+            annotation.disable()
         else:
-            installable.enable()
+            annotation.enable()
 
 
 def _tool_backend() -> Backend | None:
@@ -519,18 +509,11 @@ def replace_in_notebook(owner: Any) -> None:
     annotation is an error, because two places would each rely on their own ranges.
     """
     earlier = annotated.get(owner)
-    if isinstance(earlier, Annotation) and hasattr(builtins, "__IPYTHON__"):
+    if earlier is not None and hasattr(builtins, "__IPYTHON__"):
         earlier.remove()
 
 
 Self = TypeVar("Self", bound="Annotation")
-
-
-class Removable(Protocol):
-    """A removable handle like that of a PyTorch hook."""
-
-    def remove(self) -> None:
-        """Remove the hook; a second call does nothing."""
 
 
 class Annotation(ABC):

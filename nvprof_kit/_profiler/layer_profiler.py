@@ -27,7 +27,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.inferred import stop_inferring
 from nvprof_kit._instrument.loop.schedule import Action, Schedule, Sink, Switch, Window, Windows
-from nvprof_kit._instrument.memory.allocator import Allocator, Boundaries, Boundary, CudaAllocator
+from nvprof_kit._instrument.memory.allocator import Boundaries, Boundary, cuda_counts
 from nvprof_kit._instrument.meters.utilisation import Utilisation
 from nvprof_kit._instrument.modules.blocks import block_kinds, class_name, unwrapped
 from nvprof_kit._instrument.ranges.ranges import Range
@@ -80,9 +80,7 @@ class Recorded:
 class _Memory(Boundaries):
     """Allocator counters at each begin and end of a layer, by its outermost step range."""
 
-    def __init__(self, allocator: Allocator) -> None:
-        super().__init__(allocator)
-        self._depth = 0
+    _depth = 0
 
     def entered(self, range_: Range) -> None:
         """Called at the begin of a range; a step range sets the current step."""
@@ -350,7 +348,7 @@ class _WindowRecorder(Sink):
         device = next((weight.device for weight in model.parameters() if weight.is_cuda), None)
         self._boundaries = None
         if self._options.memory and device is not None:
-            self._boundaries = _Memory(CudaAllocator(device))
+            self._boundaries = _Memory(functools.partial(cuda_counts, device))
             watch = Watch(self._boundaries)
             watch.attach()
             self._undo.callback(watch.detach)

@@ -24,11 +24,11 @@ from nvprof_kit._instrument.modules.calls import (
     put_around,
     wrappers,
 )
-from nvprof_kit._instrument.patches import Handle, pause_while_tracing
+from nvprof_kit._instrument.patches import Handle, Removable, pause_while_tracing
 from nvprof_kit._instrument.ranges.backward import recomputes
 from nvprof_kit._instrument.ranges.ranges import Layer, call_inside
 from nvprof_kit._instrument.ranks import mark_rank
-from nvprof_kit._instrument.session import Annotation, Read, Removable, read_cuda, replace_in_notebook
+from nvprof_kit._instrument.session import Annotation, Read, read_cuda, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import layer_index, strip_wrappers
 

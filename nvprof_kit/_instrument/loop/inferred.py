@@ -28,13 +28,14 @@ from nvprof_kit._instrument.modules.calls import watch_calls
 from nvprof_kit._instrument.patches import (
     Guarded,
     Patch,
+    Removable,
     around,
     never_fails,
     nothing,
     pause_while_tracing,
 )
 from nvprof_kit._instrument.ranges.ranges import Range
-from nvprof_kit._instrument.session import Annotation, Removable
+from nvprof_kit._instrument.session import Annotation
 from nvprof_kit.names import Category
 
 

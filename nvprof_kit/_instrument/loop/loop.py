@@ -9,15 +9,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Handle, Patch, around, pause_while_tracing
+from nvprof_kit._instrument.patches import Handle, Patch, Removable, around, pause_while_tracing
 from nvprof_kit._instrument.ranges.layer_range import F, Scope, wrap
 from nvprof_kit._instrument.ranges.ranges import Block, Range
 from nvprof_kit._instrument.ranks import mark_rank
-from nvprof_kit._instrument.session import Annotation, Removable, replace_in_notebook
+from nvprof_kit._instrument.session import Annotation, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
 from nvprof_kit.names import Category
-
-Undo = Callable[[], None]
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,7 +50,7 @@ def innermost(optimizer: Any) -> list[Any]:
     return innermost(inner)
 
 
-def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Callable[..., Any]) -> list[Undo]:
+def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Callable[..., Any]) -> list[Removable]:
     """Call functions before and after each step of the optimizers.
 
     Uses the step hooks of ``torch.optim.Optimizer``; for any other object, wraps its method ``step``.
@@ -63,22 +61,22 @@ def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Cal
         after: Called with the optimizer after a step.
 
     Returns:
-        Functions that remove the hooks.
+        The hooks.
     """
-    undo: list[Undo] = []
+    hooks: list[Removable] = []
     try:
         for optimizer in optimizers:
             if hasattr(optimizer, "_optimizer_step_pre_hooks"):
-                undo.append(optimizer.register_step_pre_hook(lambda optimizer, *_call: before(optimizer)).remove)
-                undo.append(optimizer.register_step_post_hook(lambda optimizer, *_call: after(optimizer)).remove)
+                hooks.append(optimizer.register_step_pre_hook(lambda optimizer, *_call: before(optimizer)))
+                hooks.append(optimizer.register_step_post_hook(lambda optimizer, *_call: after(optimizer)))
             else:
                 ranged = around(functools.partial(before, optimizer), functools.partial(after, optimizer))
-                undo.append(Patch(optimizer, "step", ranged).remove)
+                hooks.append(Patch(optimizer, "step", ranged))
     except BaseException:
-        for remove in undo:
-            remove()
+        for hook in hooks:
+            hook.remove()
         raise
-    return undo
+    return hooks
 
 
 Batch = TypeVar("Batch")
@@ -213,8 +211,7 @@ class annotate_optimizer(Annotation):
             block.__exit__(None, None, None)  # after a step that raised
             block.__enter__()
 
-        undo = hook_steps(innermost(owner), before, lambda _optimizer: block.__exit__(None, None, None))
-        return [Handle(remove) for remove in undo]
+        return hook_steps(innermost(owner), before, lambda _optimizer: block.__exit__(None, None, None))
 
 
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")

@@ -13,10 +13,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,29 +30,13 @@ _EVENTS = 200_000
 """Maximum number of allocator events kept between two readings."""
 
 
-class Allocator(Protocol):
-    """A memory allocator with counters."""
-
-    def read(self) -> Counts:
-        """Read the counters and reset the peak."""
-
-
-class CudaAllocator:
-    """PyTorch's allocator of one CUDA device.
-
-    Each reading resets ``max_memory_allocated``.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device.index if device.index is not None else torch.cuda.current_device()
-
-    def read(self) -> Counts:
-        """Read the counters and reset the peak."""
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-        allocated = stats["allocated_bytes"]["all"]
-        requested = stats.get("requested_bytes", stats["allocated_bytes"])["all"]["current"]
-        torch.cuda.reset_peak_memory_stats(self._device)
-        return Counts(allocated["current"], requested, stats["reserved_bytes"]["all"]["current"], allocated["peak"])
+def cuda_counts(device: int | torch.device) -> Counts:
+    """Counters of PyTorch's allocator of a CUDA device; resets ``max_memory_allocated``."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated = stats["allocated_bytes"]["all"]
+    requested = stats.get("requested_bytes", stats["allocated_bytes"])["all"]["current"]
+    torch.cuda.reset_peak_memory_stats(device)
+    return Counts(allocated["current"], requested, stats["reserved_bytes"]["all"]["current"], allocated["peak"])
 
 
 @dataclass
@@ -167,7 +151,7 @@ class Boundaries:
     A peak counts for every open call, and for the time since the last call of `counts`.
 
     Args:
-        allocator: The allocator.
+        read: Reads the allocator's counters and resets the peak.
         history: Reports the largest allocations.
 
     Attributes:
@@ -175,10 +159,10 @@ class Boundaries:
         step: Step number to record with calls.
     """
 
-    def __init__(self, allocator: Allocator, history: History | None = None) -> None:
+    def __init__(self, read: Callable[[], Counts], history: History | None = None) -> None:
         self.seen: list[Boundary] = []
         self.step = 0
-        self._allocator = allocator
+        self._read_counts = read
         self._history = history
         self._numbers = count()
         self._largest: dict[int, int] = {}
@@ -234,7 +218,7 @@ class Boundaries:
             self._history.label(number)
 
     def _read(self) -> Counts:
-        counts = self._allocator.read()
+        counts = self._read_counts()
         self._peak = max(self._peak, counts.peak)
         for calls in self._open.values():
             for call in calls:

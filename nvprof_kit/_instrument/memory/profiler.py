@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from nvprof_kit._instrument.memory.allocator import (
     UNEXPLAINED,
     Boundaries,
     Boundary,
-    CudaAllocator,
     History,
     cast_weights,
     cuda_blocks,
+    cuda_counts,
     unknown_rows,
     workspace_bytes,
 )
@@ -110,8 +111,8 @@ class MemoryProfiler:
         self._undo: list[Callable[[], None]] = []
         on_cuda = self._device.type == "cuda"
         lists = on_cuda and torch.cuda.get_allocator_backend() == "native"  # cudaMallocAsync lists neither
-        self._history = History(_ordinal(self._device)) if lists else None
-        self._boundaries = Boundaries(CudaAllocator(self._device), self._history) if on_cuda else None
+        self._history = History(self._device.index) if lists else None
+        self._boundaries = Boundaries(partial(cuda_counts, self._device.index), self._history) if on_cuda else None
         self._saved: SavedTensors | None = None
         self._files: MemoryFiles | None = None
         self._began = 0.0
@@ -142,7 +143,7 @@ class MemoryProfiler:
             self._undo.append(self._saved.remove)
             self._undo += [put_around(called, self._forward).remove for called in _called(model)]
             before = lambda *_call: self.point(f"step {self._step} backward")  # noqa: E731
-            self._undo += hook_steps(self._known_optimizers(), before, self._step_ended)
+            self._undo += [hook.remove for hook in hook_steps(self._known_optimizers(), before, self._step_ended)]
             if self._boundaries is not None:
                 with suppress(UsageError):  # a part of the model is already annotated
                     if model not in session.annotated:
@@ -226,7 +227,7 @@ class MemoryProfiler:
             if self._history is None or model is None:
                 rows.append(Held(UNEXPLAINED, "", unexplained, here))
             else:  # the allocator lists its blocks, so bytes without a known owner are split by likely kind
-                number = _ordinal(self._device)
+                number = self._device.index
                 workspace = workspace_bytes(torch.cuda.get_device_capability(number))
                 casts = cast_weights(model, self._device)
                 blocks, addresses = cuda_blocks(number), ledger.addresses
@@ -290,12 +291,7 @@ def _device(model: nn.Module) -> torch.device:
     on_gpu = sorted((device for device in devices if device.type == "cuda"), key=lambda device: device.index)
     if on_gpu:
         return on_gpu[0]
-    if torch.cuda.is_available() and torch.cuda.is_initialized() and devices == {torch.device("cpu")}:
-        return (
-            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.memory_allocated() else torch.device("cpu")
-        )
+    in_use = torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.memory_allocated()
+    if in_use and devices == {torch.device("cpu")}:
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def _ordinal(device: torch.device) -> int:
-    return int(torch.cuda.current_device() if device.index is None else device.index)

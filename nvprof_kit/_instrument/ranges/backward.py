@@ -146,13 +146,13 @@ class Frame:
         depth: The number of enclosing calls.
         edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
             numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
-        own: How many nodes the call itself has created up to its last nested call. While all of them are known, the
+        own: How many nodes the call itself has created up to its last nested call. While all of them are visited, the
             arguments of a nested call are not looked at.
-        known: Sequence numbers of the known ones of them, while the call runs; None before a search.
+        visited: Sequence numbers of the visited ones of them, while the call runs; None before a search.
         marked: Sequence numbers of the marked nodes, likewise.
     """
 
-    __slots__ = ("depth", "edges", "known", "layer", "marked", "own", "parent")
+    __slots__ = ("depth", "edges", "layer", "marked", "own", "parent", "visited")
 
     def __init__(self, layer: Layer, parent: Frame | None, number: int) -> None:
         self.layer = layer
@@ -160,7 +160,7 @@ class Frame:
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.edges = [number]
         self.own = 0
-        self.known: set[int] | None = None
+        self.visited: set[int] | None = None
         self.marked: set[int] | None = None
 
     def search(self, node: Any, position: Position) -> None:
@@ -170,9 +170,9 @@ class Frame:
         section at other nodes than the output's; these are found by a search from there.
         """
         edges, arguments = self.edges, position.arguments
-        if self.known is None or self.marked is None:
-            self.known, self.marked = set(), set()
-        known, marked = self.known, self.marked
+        if self.visited is None or self.marked is None:
+            self.visited, self.marked = set(), set()
+        visited, marked = self.visited, self.marked
         pending = [(node, 0)]
         while pending:
             node, origin = pending.pop()
@@ -183,8 +183,8 @@ class Frame:
             if section != origin and number not in marked:
                 marked.add(number)
                 mark(node, self, position)
-            if number not in known:
-                known.add(number)
+            if number not in visited:
+                visited.add(number)
                 if section > 1:  # no section follows the first one
                     pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
@@ -241,7 +241,7 @@ def begin(position: Position, layer: Layer, args: tuple[Any, ...], kwargs: dict[
     else:
         edges = outer.edges
         outer.own += number - edges[-1]
-        if outer.own > len(outer.known or ()):  # an argument may be new
+        if outer.own > len(outer.visited or ()):  # an argument may be new
             for node in grad_nodes([*args, *kwargs.values()]):
                 if bisect_right(edges, node._sequence_nr()) & 1 and id(node) not in position.arguments:
                     outer.search(node, position)
@@ -276,7 +276,7 @@ def end(position: Position, call: Frame, outputs: Any) -> None:
             mark(node, call, position)
         elif bisect_right(edges, number) & 1:
             call.search(node, position)
-    call.known = call.marked = None
+    call.visited = call.marked = None
 
 
 class Task:

@@ -196,9 +196,9 @@ class Layer(Block):
     def swap(self, other: Layer) -> None:
         """Exchange the path and the ranges with another layer, also for calls that are ranged already."""
         for name in ("path", "range", "recompute", "backward"):
-            mine = getattr(self, name)
+            value = getattr(self, name)
             setattr(self, name, getattr(other, name))
-            setattr(other, name, mine)
+            setattr(other, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.range.category, self.backward is not None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import csv
 import gc
+import itertools
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -302,30 +304,23 @@ def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
         MemoryProfiler(nn.Linear(8, 8), other, tmp_path)
 
 
-innermost_hooks_known = pytest.mark.skipif(RELEASE < (2, 6), reason="needs PyTorch's function of innermost hooks")
+def under_other_hooks(run: Callable[[], object]) -> None:
+    with torch.autograd.graph.save_on_cpu():
+        run()
 
 
-@innermost_hooks_known
-def test_activations_out_of_sight_are_a_warning(tmp_path: Path) -> None:
+def on_another_thread(run: Callable[[], object]) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.skipif(RELEASE < (2, 6), reason="needs PyTorch's function of innermost hooks")
+@pytest.mark.parametrize("way", [under_other_hooks, on_another_thread])
+def test_activations_out_of_sight_are_a_warning(way: Callable[..., None], options: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
-    with (
-        pytest.warns(UserWarning, match="could not see what autograd keeps in"),
-        MemoryProfiler(model, None, tmp_path),
-        torch.autograd.graph.save_on_cpu(),
-    ):
-        model(torch.randn(4, 8)).sum().backward()
-
-
-@innermost_hooks_known
-def test_a_forward_on_another_thread_is_a_warning(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    with (
-        pytest.warns(UserWarning, match="on another thread"),
-        MemoryProfiler(model, None, tmp_path),
-    ):
-        thread = threading.Thread(target=lambda: model(torch.randn(4, 8)).sum().backward())
-        thread.start()
-        thread.join()
+    with pytest.warns(UserWarning, match="could not see what autograd keeps in"), MemoryProfiler(model, **options):
+        way(lambda: model(torch.randn(4, 8)).sum().backward())
 
 
 def test_master_copies_have_the_models_paths() -> None:
@@ -347,7 +342,8 @@ def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
     model = nn.Sequential(mlp())
     optimizer = torch.optim.AdamW(model.parameters())
     profiler = MemoryProfiler(model, optimizer, tmp_path)
-    profiler._boundaries = Boundaries(Meter([(1000 + 10 * n, 1000 + 10 * n) for n in range(200)]))
+    allocated = itertools.count(1000, 10)
+    profiler._boundaries = Boundaries(lambda: Counts(size := next(allocated), size, 4096, size))
     with profiler:
         train(model, optimizer, 2)
     assert session.backend is None
@@ -380,17 +376,6 @@ def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert top(False) is None
     with MemoryProfiler(model, None, tmp_path):  # none is "already running"
         pass
-
-
-class Meter:
-    """An allocator that gives the counts it is told: allocated, and the peak since the reading before."""
-
-    def __init__(self, readings: list[tuple[int, int]]) -> None:
-        self._readings = iter(readings)
-
-    def read(self) -> Counts:
-        allocated, peak = next(self._readings)
-        return Counts(allocated, allocated, 4096, peak)
 
 
 def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:

@@ -47,13 +47,6 @@ def test_unknown_memory_is_told_by_its_size_and_adds_up() -> None:
     ]
 
 
-class Flat:
-    """An allocator that holds always the same."""
-
-    def read(self) -> Counts:
-        return Counts(100, 100, 4096, 100)
-
-
 class Memory:
     """PyTorch's functions of the allocator's history, as far as they are used."""
 
@@ -81,7 +74,7 @@ class Memory:
 def test_the_largest_allocation_of_each_call() -> None:
     memory = Memory()
     history = History(1, memory)
-    boundaries = Boundaries(Flat(), history)
+    boundaries = Boundaries(lambda: Counts(100, 100, 4096, 100), history)
     history.start()
     model, part = Range("model", Category.FORWARD), Range("model.a", Category.FORWARD)
     memory.alloc(999)  # in no layer
