@@ -172,7 +172,7 @@ class Frame:
         edges, arguments = self.edges, position.arguments
         if self.visited is None or self.marked is None:
             self.visited, self.marked = set(), set()
-        visited, marked = self.visited, self.marked
+        visited, marked, own = self.visited, self.marked, self.own + sequence() - edges[-1]
         pending = [(node, 0)]
         while pending:
             node, origin = pending.pop()
@@ -185,7 +185,7 @@ class Frame:
                 mark(node, self, position)
             if number not in visited:
                 visited.add(number)
-                if section > 1:  # no section follows the first one
+                if section > 1 and len(marked) < own:  # no section follows the first one
                     pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
     @uncompiled
@@ -240,11 +240,12 @@ def begin(position: Position, layer: Layer, args: tuple[Any, ...], kwargs: dict[
                 mark(node, _leave, position)
     else:
         edges = outer.edges
-        outer.own += number - edges[-1]
-        if outer.own > len(outer.visited or ()):  # an argument may be new
+        own = outer.own + number - edges[-1]
+        if own > len(outer.visited or ()):  # an argument may be new
             for node in grad_nodes([*args, *kwargs.values()]):
                 if bisect_right(edges, node._sequence_nr()) & 1 and id(node) not in position.arguments:
                     outer.search(node, position)
+        outer.own = own
     call = position.call = Frame(layer, outer, number)
     return call
 
