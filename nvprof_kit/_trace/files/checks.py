@@ -18,23 +18,6 @@ _SAMPLE, _FEW = 10_000, 20
 """How many events of a kind are looked at to find where most are, and how few are too few."""
 
 
-def check_spans(named: str | Path, noun: str, start: Int64Array, end: Int64Array) -> None:
-    """Reject spans that end before they begin.
-
-    Args:
-        named: The file.
-        noun: What the spans are in the file: ``rows of PROFILER_OVERHEAD``.
-        start: Start times in ns, shape ``(n,)``.
-        end: End times in ns, shape ``(n,)``.
-
-    Raises:
-        CaptureError: A span ends before it begins.
-    """
-    backwards = int(np.count_nonzero(end < start))
-    if backwards:
-        raise CaptureError(f"{named}: {backwards} {noun} end before they begin; {AGAIN}")
-
-
 def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
     """Warnings about events that lie more than an hour, and a hundred times as long as nearly all others last together,
     before or after the others.

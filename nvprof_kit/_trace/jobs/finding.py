@@ -19,6 +19,7 @@ from nvprof_kit.names import GroupName, groups_text, parse_groups
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
 """Suffixes of captures; each also with ``.xz`` appended."""
 
+_CAPTURE_NAME = re.compile(rf"[^.].*({'|'.join(map(re.escape, SUFFIXES))})(\.xz)?", re.IGNORECASE | re.DOTALL)
 _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.=]?0*(\d+)(?!\d)", re.IGNORECASE)
 _MARK = re.compile(r"rank (\d+) of (\d+)(?: run (\S+))?")
 _ENVIRONMENT = re.compile(
@@ -58,7 +59,9 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
     for folder in map(Path, named):
         if folder.is_dir() and not has_tables(folder):
             inside = sorted(
-                path for path in folder.iterdir() if has_tables(path) or (path.is_file() and is_capture_name(path.name))
+                path
+                for path in folder.iterdir()
+                if has_tables(path) or (path.is_file() and _CAPTURE_NAME.fullmatch(path.name))
             )
             if not inside:
                 raise UsageError(
@@ -77,18 +80,6 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
         else:
             raise UsageError(f"{folder}: no such file or folder")
     return list(dict.fromkeys(captures))
-
-
-def is_capture_name(name: str) -> bool:
-    """Whether a file name is that of a capture."""
-    plain = name.lower().removesuffix(".xz")
-    return plain.endswith(SUFFIXES) and not name.startswith(".")
-
-
-def rank_of_name(path: Path) -> RankName:
-    """The rank in a file name: ``run.rank3.sqlite``, ``rank_03-….json``."""
-    numbers = _IN_NAME.findall(path.name)
-    return RankName(int(numbers[-1]), found_by="name") if numbers else RankName()
 
 
 def rank_of_marks(texts: Iterable[str]) -> RankName:
@@ -130,7 +121,8 @@ def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, Rank
         return named
     if given_rank is not None:
         return {-1: RankName(given_rank, found_by="given")}
-    candidates = (*named.values(), rank_of_capture(path), rank_of_name(path))
+    in_name = [RankName(int(number), found_by="name") for number in _IN_NAME.findall(path.name)[-1:]]
+    candidates = (*named.values(), rank_of_capture(path), *in_name)
     single = next((rank_name for rank_name in candidates if rank_name.rank >= 0), None)
     if single is not None:
         return {-1: single}
@@ -186,12 +178,6 @@ def processes_warnings(trace: Trace, rank: RankName, pid: int) -> list[str]:
     ]
 
 
-def rank_of_environment(text: str) -> RankName:
-    """The rank in the environment variables of the profiler."""
-    match = _ENVIRONMENT.search(text)
-    return RankName(int(match[1]), found_by="capture") if match else RankName()
-
-
 def rank_of_capture(path: Path) -> RankName:
     """The rank that a capture records apart from marks: in Kineto's ``distributedInfo`` or nsys's environment."""
     if path.is_dir():
@@ -219,5 +205,5 @@ def _rank_of_nsys(path: Path) -> RankName:
         if not db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
             return RankName()
         entries = db.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value"))
-        ranks = (rank_of_environment(str(value)) for name, value in entries if name == "DeviceEnvironment")
-        return next((name for name in ranks if name.rank >= 0), RankName())
+        matches = (_ENVIRONMENT.search(str(value)) for name, value in entries if name == "DeviceEnvironment")
+        return next((RankName(int(match[1]), found_by="capture") for match in matches if match), RankName())

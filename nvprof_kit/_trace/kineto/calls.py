@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.kineto.events import Events, joined, number
+from nvprof_kit._trace.kineto.events import ANNOTATIONS, COLLECTIONS, FUNCTIONS, OPERATORS, Events, joined, number
 from nvprof_kit._trace.kineto.stream import Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
@@ -27,7 +27,7 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
     collections.
     """
     parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [
-        ("operator", events.operators), ("operator", events.collections)
+        ("operator", events.of(OPERATORS)), ("operator", events.of(COLLECTIONS))
     ]  # fmt: skip
     rows = joined([part_rows for _, part_rows in parts], ["correlation", "kernel"])
     kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
@@ -45,7 +45,7 @@ def read_loads(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``loads``: calls that load code, and torch.compile's events."""
     loads = events.calls
     loads = loads.take(loads.by_name(lambda name: LOADS_CODE.match(name) is not None, bool))
-    cpu_events = joined([events.operators, events.annotations])
+    cpu_events = joined([events.of(OPERATORS), events.of(ANNOTATIONS)])
     loads_and_compiles = joined(
         [loads, cpu_events.take(cpu_events.by_name(lambda name: name.endswith(_COMPILES), bool))]
     )
@@ -54,12 +54,12 @@ def read_loads(events: Events) -> dict[str, Any]:
 
 def read_frames(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``frames``: long calls of Python functions, without modules."""
-    return {**events.functions.columns(process), "name": events.functions.label()}
+    return {**events.of(FUNCTIONS).columns(process), "name": events.of(FUNCTIONS).label()}
 
 
 def read_shapes(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``shapes``: all operators, if any has its arguments recorded."""
-    rows, shape_of_row = events.operators, events.operators.shapes
+    rows, shape_of_row = events.of(OPERATORS), events.of(OPERATORS).shapes
     if shape_of_row is None or not any(size is not None for shape in events.shapes for size in shape):
         rows, shape_of_row = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
     arguments = labels(shape_of_row, [json.dumps(shape) for shape in events.shapes])
@@ -95,8 +95,8 @@ def read_collectives(events: Events, process: int) -> dict[str, Any]:
     kernels = events.of("kernel")
     arguments = list(kernels.collective_arguments.values())
     rows = [kernels.take(np.array(list(kernels.collective_arguments), dtype=np.int64))]
-    operators = events.operators
-    coalesced = events.annotations
+    operators = events.of(OPERATORS)
+    coalesced = events.of(ANNOTATIONS)
     coalesced = coalesced.take(coalesced.by_name(lambda name: name == _COALESCED, bool))
     if len(coalesced) and operators.collective_arguments:
         operator_rows = np.array(list(operators.collective_arguments), dtype=np.int64)

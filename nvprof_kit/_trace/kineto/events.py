@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.checks import check_spans, strays, whole_ns
+from nvprof_kit._trace.files.checks import strays, whole_ns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
@@ -37,10 +37,18 @@ CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")
 MISSING = int(np.iinfo(np.int64).min)
 """Means that an event lacks the argument."""
 
-_ANNOTATION, _OPERATOR, _PYTHON, _ARROW = "user_annotation", "cpu_op", "python_function", "fwdbwd"
-_OLDER = {"operator": _OPERATOR, "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+ANNOTATIONS, OPERATORS = "user_annotation", "cpu_op"
+"""Categories of user annotations, including ranges of this package, and of CPU operators without them."""
+
+FUNCTIONS, MODULES, COLLECTIONS = "python_function", "modules", "collections"
+"""Python calls in a trace with stacks: functions of `LONG_FRAME_NS` or more, modules; and garbage collections, if
+recorded with ``record_python_gc_info``.
+"""
+
+_ARROW = "fwdbwd"
+_OLDER = {"operator": OPERATORS, "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _OURS = f"{DOMAIN}:"
-_MODULE, _MODULES, _COLLECTIONS = "nn.Module: ", "modules", "Python GC"
+_MODULE, _COLLECTION = "nn.Module: ", "Python GC"
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _ON_GPU = ("device", "stream", "correlation", "graph_node")
@@ -50,7 +58,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "gpu_memset": (*_ON_GPU, "bytes"),
     "cuda_runtime": ("correlation", "kernel"),
     "cuda_driver": ("correlation", "kernel"),
-    _OPERATOR: ("sequence", "forward_thread"),
+    OPERATORS: ("sequence", "forward_thread"),
 }
 """The arguments kept for each category."""
 _IN_FILE = {"graph_node": "graph node id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
@@ -192,7 +200,7 @@ class Events:
         columns = [column for rows in self._rows.values() for column in (rows.start_ns, rows.end_ns)]
         for column in (*columns, self.arrows["start_ns"]):
             np.subtract(column, begin_ns, out=column)
-        cpu_pids = [pids[kind] for kind in (*CALL_CATEGORIES, _OPERATOR, _ANNOTATION) if kind in pids]
+        cpu_pids = [pids[kind] for kind in (*CALL_CATEGORIES, OPERATORS, ANNOTATIONS) if kind in pids]
         self.process = (number(cpu_pids[0]) or 0) if cpu_pids else None
 
     def _read(self, batches: Iterable[Sequence[Row]], arrows: list[Row]) -> dict[str, Any]:
@@ -236,13 +244,13 @@ class Events:
                 row.name = ""
             if row.args is UNREADABLE:
                 self._missing[category, "args"] += 1
-        parts = {_ANNOTATION: [row for row in rows if row.name.startswith(_OURS)]}
-        if parts[_ANNOTATION]:
+        parts = {ANNOTATIONS: [row for row in rows if row.name.startswith(_OURS)]}
+        if parts[ANNOTATIONS]:
             rows = [row for row in rows if not row.name.startswith(_OURS)]
-        if category == _PYTHON:
-            parts[_MODULES] = [row for row in rows if not row.name or row.name.startswith(_MODULE)]
-            parts[_COLLECTIONS] = [row for row in rows if row.name.startswith(_COLLECTIONS)]
-            functions = [row for row in rows if row.name and not row.name.startswith((_MODULE, _COLLECTIONS))]
+        if category == FUNCTIONS:
+            parts[MODULES] = [row for row in rows if not row.name or row.name.startswith(_MODULE)]
+            parts[COLLECTIONS] = [row for row in rows if row.name.startswith(_COLLECTION)]
+            functions = [row for row in rows if row.name and not row.name.startswith((_MODULE, _COLLECTION))]
             rows = [row for row in functions if isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000]
         for kind, events in {**parts, category: [*parts.get(category, ()), *rows]}.items():
             if events:
@@ -292,42 +300,17 @@ class Events:
         """Calls of the CUDA runtime and driver."""
         return joined([self.of(category) for category in CALL_CATEGORIES], ["correlation"])
 
-    @property
-    def operators(self) -> Rows:
-        """CPU operators, without ranges of this package."""
-        return self.of(_OPERATOR)
-
-    @property
-    def annotations(self) -> Rows:
-        """User annotations, including ranges of this package."""
-        return self.of(_ANNOTATION)
-
-    @property
-    def modules(self) -> Rows:
-        """Module calls, in a trace with stacks."""
-        return self.of(_MODULES)
-
-    @property
-    def functions(self) -> Rows:
-        """Calls of Python functions of `LONG_FRAME_NS` or more, in a trace with stacks."""
-        return self.of(_PYTHON)
-
-    @property
-    def collections(self) -> Rows:
-        """Garbage collections, if recorded with ``record_python_gc_info``."""
-        return self.of(_COLLECTIONS)
-
 
 class _Columns:
     """Columns of one category that grow batch by batch."""
 
     def __init__(self, category: str, names: dict[str, int], shapes: dict[tuple[Any, ...], int] | None = None) -> None:
         self._names = names
-        self._shapes = shapes if category == _OPERATOR else None
+        self._shapes = shapes if category == OPERATORS else None
         self.ts, self.dur, self.tid, self.code, self.shape = array("d"), array("d"), array("q"), array("i"), array("i")
         self.numbers = {name: array("q") for name in _COLUMNS.get(category, ())}
         self.collective_arguments: dict[int, Args] = {}
-        self._may_tell = category in ("kernel", _OPERATOR)
+        self._may_tell = category in ("kernel", OPERATORS)
 
     def add(self, category: str, rows: Sequence[Row], missing: Counter[tuple[str, str]]) -> None:
         """Append events, and count missing fields by the category name in the file."""
@@ -335,8 +318,8 @@ class _Columns:
         row_count = len(self.code)
         names = self._names
         self.code.extend([names.setdefault(row.name, len(names)) for row in rows])
-        if self._may_tell and (category != _OPERATOR or _PARAMETERS in names):
-            passes_on = category == _OPERATOR  # only of sends and receives can the kernels lack the arguments
+        if self._may_tell and (category != OPERATORS or _PARAMETERS in names):
+            passes_on = category == OPERATORS  # only of sends and receives can the kernels lack the arguments
             for offset, argument in enumerate(args):
                 if passes_on and argument.source is None and argument.destination is None:
                     continue
@@ -369,7 +352,6 @@ class _Columns:
         end = whole_ns(named, "dur", np.frombuffer(self.dur, dtype=np.float64))
         self.dur = array("d")
         end += start
-        check_spans(named, "events (ts + dur)", start, end)
         numbers = {name: np.frombuffer(values, dtype=np.int64) for name, values in self.numbers.items()}
         tid, code = np.frombuffer(self.tid, dtype=np.int64), np.frombuffer(self.code, dtype=np.int32)
         shapes = np.frombuffer(self.shape, dtype=np.int32) if self._shapes is not None else None

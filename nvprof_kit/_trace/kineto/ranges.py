@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
-from nvprof_kit._trace.kineto.events import MISSING, Events, Rows, joined
+from nvprof_kit._trace.kineto.events import ANNOTATIONS, MISSING, MODULES, OPERATORS, Events, Rows, joined
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category, parse_kineto_name
 
@@ -34,7 +34,7 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``ranges``: ranges of this package; without them, PyTorch's own annotations: modules
     (recorded with stacks), steps, optimizer, data loading, and user annotations.
     """
-    annotations = events.annotations
+    annotations = events.of(ANNOTATIONS)
     ours = annotations.by_name(parse_kineto_name)
     loop = annotations.by_name(loop_annotation)
     if has_ours(events):
@@ -54,7 +54,7 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
     ranged = np.flatnonzero([name is not None for name in parsed])
     rows, named = annotations.take(ranged), [name for name in parsed if name is not None]
     if not has_ours(events):
-        calls, paths = _modules(events.modules)
+        calls, paths = _modules(events.of(MODULES))
         if paths:
             text = (
                 f"layers are from PyTorch's module events: named by class and order ({paths[-1]}), not by their names "
@@ -75,7 +75,7 @@ def read_ranges(events: Events, process: int) -> dict[str, Any]:
 
 def has_ours(events: Events) -> bool:
     """Whether the trace has ranges of this package."""
-    return any(name is not None for name in events.annotations.by_name(parse_kineto_name))
+    return any(name is not None for name in events.of(ANNOTATIONS).by_name(parse_kineto_name))
 
 
 def _modules(calls: Rows) -> tuple[Rows, list[str]]:
@@ -132,10 +132,10 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     """Columns of the schema's ``operators``: operators with autograd sequence numbers; None if ranges of this package
     cover the backward pass.
     """
-    parsed = events.annotations.by_name(parse_kineto_name)
+    parsed = events.of(ANNOTATIONS).by_name(parse_kineto_name)
     if any(parsed_name is not None and parsed_name[1] == Category.BACKWARD.value for parsed_name in parsed):
         return None
-    operators = events.operators
+    operators = events.of(OPERATORS)
     engine = operators.by_name(lambda name: name.startswith(_BACKWARD_OP), bool)
     numbered = ~engine & (operators.number("sequence", MISSING) != MISSING)
     is_node = (operators.number("forward_thread", 0) != 0) | operators.by_name(
@@ -166,11 +166,13 @@ def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int
     """
     import pandas as pd
 
-    made_on = events.operators.number("forward_thread", 0)
+    made_on = events.of(OPERATORS).number("forward_thread", 0)
     if len(forward) == 1:
         return dict.fromkeys(np.unique(made_on[made_on != 0]).tolist(), int(forward[0]))
     arrows, key = pd.DataFrame(events.arrows), ["tid", "start_ns"]
-    nodes = pd.DataFrame({"tid": events.operators.tid, "start_ns": events.operators.start_ns, "number": made_on})
+    nodes = pd.DataFrame(
+        {"tid": events.of(OPERATORS).tid, "start_ns": events.of(OPERATORS).start_ns, "number": made_on}
+    )
     ends = arrows[~arrows["is_forward_end"]]
     arrow_starts = arrows[arrows["is_forward_end"]].drop_duplicates("id", keep="last").rename(columns={"tid": "thread"})
     # of operators with the same start, the last one is the innermost

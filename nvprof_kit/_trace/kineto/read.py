@@ -23,7 +23,7 @@ from nvprof_kit._trace.kineto.calls import (
     read_loads,
     read_shapes,
 )
-from nvprof_kit._trace.kineto.events import MISSING, Events, Int64Array, Rows, joined, number
+from nvprof_kit._trace.kineto.events import MISSING, OPERATORS, Events, Int64Array, Rows, joined, number
 from nvprof_kit._trace.kineto.ranges import has_ours, read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
 from nvprof_kit._trace.reader import named_domains
@@ -72,7 +72,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
     if on_gpu:
         ops, api = _gpu_ops(events, process, optional)
     else:
-        ops, api = _cpu_ops(events.operators, process, optional)
+        ops, api = _cpu_ops(events.of(OPERATORS), process, optional)
         api |= {"duration_ns": np.zeros_like(api["start_ns"])} if "duration_ns" in optional else {}
     ranges = read_ranges(events, process)
     ours = has_ours(events)

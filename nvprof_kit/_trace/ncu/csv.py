@@ -46,11 +46,7 @@ _LABELS: dict[tuple[str, str], str] = {
     ("Waves Per SM", ""): "launch__waves_per_multiprocessor",
     ("Executed Ipc Active", "inst/cycle"): "sm__inst_executed.avg.per_cycle_active",
 }
-
-
-def metric_name(label: str, unit: str) -> str:
-    """The full metric name for a label on the details page and its base unit; unknown labels are kept."""
-    return _LABELS.get((label, unit), label)
+"""The full metric names by label on the details page and base unit."""
 
 
 _PUSH_POP, _START_STOP = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
@@ -242,7 +238,7 @@ def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
         key = (row[0], row[process] if process is not None else "")
         results.setdefault(key, row)
         unit, factor = base_unit(row[unit_at])
-        name = metric_name(row[name_at], unit)
+        name = _LABELS.get((row[name_at], unit), row[name_at])
         if row[name_at] and values.setdefault(name, {}).get(key, ("", 1.0))[0] == "":  # it can be in several sections
             values[name][key] = row[value_at], factor
             units.setdefault(name, unit)

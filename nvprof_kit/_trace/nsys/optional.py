@@ -10,8 +10,9 @@ import re
 import numpy as np
 
 from nvprof_kit._trace.files.checks import without_doubles
-from nvprof_kit._trace.files.database import Database, Int64Array
+from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import launching_calls
 from nvprof_kit._trace.nsys.sources import RUNTIME, Columns, check_rows, process_of, read_columns
 
 _EVENTS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
@@ -35,29 +36,17 @@ def read_allocations(db: Database) -> Columns:
     if not is_known.all():
         strange = read["kind"][~is_known]
         db.warn(f"{_EVENTS}.memKind is {strange[0]} in {len(strange)} rows: memory of unknown kind")
-    tid, call = _calls(db, read["pid"], read.pop("correlation"))
+    calls = read_columns(db, RUNTIME, {"start_ns": "start", "tid": "globalTid", "correlation": "correlationId"})
+    calls["pid"] = process_of(calls["tid"])
+    call = launching_calls(calls, read | {"start_ns": read["time_ns"]})
+    read.pop("correlation")
     return {
         **read,
-        "tid": tid,
-        "call_ns": call,
+        "tid": np.append(calls["tid"], -1)[call],
+        "call_ns": np.append(calls["start_ns"], -1)[call],
         "bytes": np.where(read["freed"] == 0, read["bytes"], -read["bytes"]),
         "kind": labels(np.where(is_known, read["kind"], _KINDS.index("unknown")), _KINDS),
     }
-
-
-def _calls(db: Database, pid: Int64Array, correlation: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Thread and start of each event's call, joined by process and correlation id; -1 if there is none."""
-    import pandas as pd
-
-    read = read_columns(db, RUNTIME, {"start": "start", "tid": "globalTid", "correlation": "correlationId"})
-    is_joined = (read["correlation"] != -1) & np.isin(read["correlation"], correlation)
-    calls = pd.DataFrame({name: values[is_joined] for name, values in read.items()})
-    calls = calls.assign(pid=process_of(calls["tid"])).drop_duplicates(["pid", "correlation"])
-    keys = pd.DataFrame({"pid": pid, "correlation": correlation})
-    # the float of a plain join with missing rows would not hold a thread key
-    joined = keys.merge(calls.astype({"tid": "Int64", "start": "Int64"}), how="left", on=["pid", "correlation"])
-    tid, start = (joined[name].fillna(-1).to_numpy(np.int64) for name in ("tid", "start"))
-    return tid, start
 
 
 _GPU = 0xFF  # the low byte of a type id is the GPU number (nsys user guide)
