@@ -223,12 +223,12 @@ def measure_program(  # noqa: PLR0912, PLR0915
     # numbers without the locale's marks; the rank is for rank.sh
     added = {"LC_ALL": "C", **({} if rank is None else {"NVPROF_KIT_NCU_RANK": str(rank)}), **environ}
 
-    def command(report: str, overwrite: Sequence[str] = ()) -> list[str]:
+    def command(report: str, sections: Sequence[str], metrics: Sequence[str], *overwrite: str) -> list[str]:
         measured = [*(f"--section={name}" for name in sections), f"--metrics={','.join(metrics)}"]
         return [tool, *overwrite, *settings, *measured, *ncu, f"--export={report}", *program]
 
     if dry_run:
-        print_command(command(output, ["--force-overwrite"] if force else []), environ=added)
+        print_command(command(output, sections, metrics, *["--force-overwrite"] * force), environ=added)
         print(f"LC_ALL=C {shlex.join([tool, f'--import={output}.ncu-rep', *_IMPORT])} > {shlex.quote(f'{output}.csv')}")
         return 0
     need_tool("ncu", tool, "Nsight Compute")
@@ -237,37 +237,7 @@ def measure_program(  # noqa: PLR0912, PLR0915
     need_space(Path(output).parent)
     stage = open_stage(output, force=force)
     report = stage / f"{Path(output).name}.ncu-rep"
-    supervisor = NcuSupervisor(added)
-    while True:
-        status, log = supervisor.run(command(f"{stage}/{Path(output).name}"))
-        # no second time after a signal; 255 is an older ncu's own
-        if report.exists() or supervisor.interrupted or (status > 128 and status != 255):
-            break
-        refused = {
-            name.strip().partition(".")[0]
-            for match in _REFUSED.finditer(log)
-            for name in (match[1] or match[2]).split(",")
-        }
-        if not refused:
-            break
-        remaining = []
-        for name in sections:
-            listing = run_command([tool, "--list-metrics", "--section", name]) or ""
-            if refused.isdisjoint(line.strip().lstrip("-").partition(".")[0] for line in listing.splitlines()):
-                remaining.append(name)
-        measured = [name for name in metrics if name.partition(".")[0] not in refused]
-        if [*remaining, *measured] == [*sections, *metrics]:
-            break
-        for kind, before, after in (("section", sections, remaining), ("metric", metrics, measured)):
-            for name in before:
-                if name not in after:
-                    say(f"{kind} {name}: left out")
-        sections, metrics = remaining, measured
-        supervisor.end_orphans()
-        say("ncu does not give what was left out here: once more, without")
-    supervisor.ignore_signals()  # what was measured is brought to its place
-    if status > 128 or not report.exists():
-        supervisor.end_orphans()
+    status = _measure(tool, command, sections, metrics, report, added)
     if not report.exists():
         shutil.rmtree(stage, ignore_errors=True)
         why = "" if rank is None else f"; is there a rank {rank} on this host, started by rank.sh?"
@@ -280,6 +250,54 @@ def measure_program(  # noqa: PLR0912, PLR0915
     status, _ = publish(stage, Path(output).parent, status, force=force)
     say(f"next: nvprof-kit ncu layers {shlex.quote(f'{output}.csv')}")
     return status
+
+
+def _measure(
+    ncu: str,
+    command: Callable[..., list[str]],
+    sections: Sequence[str],
+    metrics: Sequence[str],
+    report: Path,
+    environ: Mapping[str, str],
+) -> int:
+    """Run ncu; again without what it refuses, until it writes a report or refuses nothing more. Returns the status."""
+    supervisor = NcuSupervisor(environ)
+    while True:
+        status, log = supervisor.run(command(str(report.with_suffix("")), sections, metrics))
+        # no second time after a signal; 255 is an older ncu's own
+        ended = report.exists() or supervisor.interrupted or (status > 128 and status != 255)
+        remaining = (sections, metrics) if ended else _without_refused(ncu, sections, metrics, log)
+        if remaining == (sections, metrics):
+            break
+        sections, metrics = remaining
+        supervisor.end_orphans()
+        say("ncu does not give what was left out here: once more, without")
+    supervisor.ignore_signals()  # what was measured is brought to its place
+    if status > 128 or not report.exists():
+        supervisor.end_orphans()
+    return status
+
+
+def _without_refused(
+    ncu: str, sections: Sequence[str], metrics: Sequence[str], log: str
+) -> tuple[list[str], list[str]]:
+    """The sections and metrics without those that this GPU does not give, as ncu says; these are named."""
+    refused = {
+        name.strip().partition(".")[0] for match in _REFUSED.finditer(log) for name in (match[1] or match[2]).split(",")
+    }
+
+    def is_refused(name: str) -> bool:
+        return name.strip().lstrip("-").partition(".")[0] in refused
+
+    def holds_refused(section: str) -> bool:
+        listing = run_command([ncu, "--list-metrics", "--section", section]) or ""
+        return any(map(is_refused, listing.splitlines()))
+
+    left_out = [*filter(holds_refused, sections if refused else ())], [*filter(is_refused, metrics)]
+    for kind, names in zip(("section", "metric"), left_out, strict=True):
+        for name in names:
+            say(f"{kind} {name}: left out")
+    return [name for name in sections if name not in left_out[0]], [name for name in metrics if name not in left_out[1]]
 
 
 def _failed(status: int, message: str) -> ToolError:
