@@ -145,7 +145,7 @@ def _check_ranks(ncu: str, rank: int | None, program: Sequence[str]) -> None:
 # --- the run ---
 
 
-def measure_program(  # noqa: PLR0912, PLR0915
+def measure_program(  # noqa: PLR0915
     program: Sequence[str],
     output: str,
     *,

@@ -14,7 +14,7 @@ def _annotate() -> None:
     try:
         from nvprof_kit.integrations.annotate import install
     except ImportError as error:
-        print(f"nvprof-kit annotate: {sys.executable} has no nvprof_kit: {error}", file=sys.stderr)
+        print(f"nvprof-kit: {sys.executable} has no nvprof_kit: {error}", file=sys.stderr)
         return
     install()
 
