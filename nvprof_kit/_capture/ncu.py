@@ -237,7 +237,7 @@ def measure_program(  # noqa: PLR0915
     need_space(Path(output).parent)
     stage = open_stage(output, force=force)
     report = stage / f"{Path(output).name}.ncu-rep"
-    status = _measure(tool, command, sections, metrics, report, added)
+    status = _measure(tool, command, (sections, metrics), report, added)
     if not report.exists():
         shutil.rmtree(stage, ignore_errors=True)
         why = "" if rank is None else f"; is there a rank {rank} on this host, started by rank.sh?"
@@ -255,21 +255,20 @@ def measure_program(  # noqa: PLR0915
 def _measure(
     ncu: str,
     command: Callable[..., list[str]],
-    sections: Sequence[str],
-    metrics: Sequence[str],
+    measured: tuple[list[str], list[str]],
     report: Path,
     environ: Mapping[str, str],
 ) -> int:
-    """Run ncu; again without what it refuses, until it writes a report or refuses nothing more. Returns the status."""
+    """Run ncu on sections and metrics; again without what it refuses, until it writes a report or refuses nothing more. Returns the status."""
     supervisor = NcuSupervisor(environ)
     while True:
-        status, log = supervisor.run(command(str(report.with_suffix("")), sections, metrics))
+        status, log = supervisor.run(command(str(report.with_suffix("")), *measured))
         # no second time after a signal; 255 is an older ncu's own
         ended = report.exists() or supervisor.interrupted or (status > 128 and status != 255)
-        remaining = (sections, metrics) if ended else _without_refused(ncu, sections, metrics, log)
-        if remaining == (sections, metrics):
+        remaining = measured if ended else _without_refused(ncu, *measured, log)
+        if remaining == measured:
             break
-        sections, metrics = remaining
+        measured = remaining
         supervisor.end_orphans()
         say("ncu does not give what was left out here: once more, without")
     supervisor.ignore_signals()  # what was measured is brought to its place
