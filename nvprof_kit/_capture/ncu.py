@@ -259,7 +259,7 @@ def _measure(
     report: Path,
     environ: Mapping[str, str],
 ) -> int:
-    """Run ncu on sections and metrics; again without what it refuses, until it writes a report or refuses nothing more. Returns the status."""
+    """Run ncu, again without what it refuses until it writes a report or refuses nothing more; returns its status."""
     supervisor = NcuSupervisor(environ)
     while True:
         status, log = supervisor.run(command(str(report.with_suffix("")), *measured))
