@@ -171,7 +171,7 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     chosen = chosen_steps(options, number, trace.info.path)
     if options.selects or len(number) < 2:
         return StepChoice(chosen, options.selects, options.everything)
-    times = step_times(trace, attribution)
+    times = _step_spans(trace, attribution)
     wall = times["wall_ns"].to_numpy()
     loading = _loading(trace, times["start_ns"].to_numpy(), times["start_ns"].to_numpy() + times["range_ns"].to_numpy())
     loads = loading > LOADING * np.maximum(wall, 1)
@@ -352,14 +352,31 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
         (`nvprof_kit._analysis.attribution.steps`), the longest if several devices ran it; start_ns, end_ns: first
         start and last end of its ranges and operations.
     """
-    import pandas as pd
-
     count = len(attribution.ranges.steps)
+    start, end, device, instance = _ops_in_steps(trace, attribution)
+    sums = {
+        "gpu_ns": exact_sums(instance, end - start, count),
+        "busy_ns": union_lengths(start, end, device, instance, count),
+    }
+    times = _step_spans(trace, attribution).assign(**sums)
+    ordered: pd.DataFrame = times[["step", "range_ns", *sums, "span_ns", "wall_ns", "start_ns", "end_ns"]]
+    return ordered
+
+
+def _ops_in_steps(trace: Trace, attribution: Attribution) -> tuple[Int64Array, ...]:
+    """Start, end, device and step instance of the operations in steps."""
     is_inside = attribution.step >= 0
     inside: Any = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
-    start, end = (trace.ops[name].to_numpy()[inside] for name in ("start_ns", "end_ns"))
-    device, instance = devices_of(trace)[1][inside], attribution.step[inside].astype(np.int64)
-    ranges = attribution.ranges
+    columns = (*(trace.ops[name].to_numpy() for name in ("start_ns", "end_ns")), devices_of(trace)[1])
+    return *(column[inside] for column in columns), attribution.step[inside].astype(np.int64)
+
+
+def _step_spans(trace: Trace, attribution: Attribution) -> pd.DataFrame:
+    """The columns of `step_times` that are no sums of operations."""
+    import pandas as pd
+
+    count, ranges = len(attribution.ranges.steps), attribution.ranges
+    start, end, _, instance = _ops_in_steps(trace, attribution)
     rows = np.flatnonzero(ranges.step >= 0)  # those of an instance overlap if several processes run it
     starts, ends = _bounds(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
     first, last = _bounds(instance, start, end, count)
@@ -374,8 +391,6 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
         {
             "step": attribution.ranges.steps,
             "range_ns": ends - starts,
-            "gpu_ns": exact_sums(instance, end - start, count),
-            "busy_ns": union_lengths(start, end, device, instance, count),
             "span_ns": np.where(ran, last - first, 0),
             "wall_ns": walls,
             "start_ns": np.where(ran, np.minimum(starts, first), starts),
