@@ -109,14 +109,6 @@ class NcuReports:
         return NcuKernels(tidy(self.report), self.report.warnings, sources=self.paths).selected(**rows)
 
 
-def read_beside(capture: Path) -> list[Path]:
-    """What else is read where it lies beside a capture: SQLite's journals, a file of counts."""
-    from nvprof_kit._trace.flops_file import find_flops
-
-    counts = find_flops(capture)
-    return [capture.with_name(f"{capture.name}{end}") for end in ("-wal", "-journal")] + ([counts] if counts else [])
-
-
 def open_snapshot(path: str | Path) -> MemorySnapshot:
     """Open a snapshot of PyTorch's CUDA caching allocator.
 

@@ -13,13 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, inherit, nest, touches
 from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._trace.frames import empty_frame
 from nvprof_kit._trace.joins import few, launching_calls
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, Category
@@ -42,7 +43,7 @@ class HostCalls:
     """The calls of a capture, in table order; shape ``(c + 1,)`` each, with an entry for `NONE` appended.
 
     Attributes:
-        tid, start, end: Thread and times of each call; the last entry is `NONE`, 0 and 0.
+        pid, tid, start, end: Process, thread and times of each call; the last entries are `NONE` and 0.
         overhead, operator, system: Whether it is profiler overhead, a PyTorch operator, or a call of the operating
             system.
         names: The distinct names.
@@ -51,26 +52,19 @@ class HostCalls:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self._trace, frame = trace, trace.calls
-        columns: dict[str, Any] = {name: np.zeros(0, dtype=np.int64) for name in ("start_ns", "end_ns", "tid", "pid")}
-        kind, codes = np.zeros(0, dtype=np.int8), np.zeros(0, dtype=np.int8)
-        self.names: list[str] = [""]
-        if frame is not None:
-            columns, kind = {name: frame[name].to_numpy() for name in columns}, frame["kind"].to_numpy()
-            self.names = [*map(str, frame["name"].cat.categories), ""]
-            codes = frame["name"].cat.codes.to_numpy()
-        self.tid = np.append(columns["tid"], NONE)
-        self.start = np.append(columns["start_ns"], 0)
-        self.end = np.append(columns["end_ns"], 0)
-        self.overhead = np.append(kind == CALL_KINDS.index("overhead"), False)
-        self.operator = np.append(kind == CALL_KINDS.index("operator"), False)
-        self.system = np.append(kind == CALL_KINDS.index("system"), False)
+        frame = empty_frame("calls") if trace.calls is None else trace.calls
+        self._ops, self._correlation = trace.ops, frame["correlation"].to_numpy()
+        self.pid, self.tid = (np.append(frame[name].to_numpy(), NONE) for name in ("pid", "tid"))
+        self.start, self.end = (np.append(frame[name].to_numpy(), 0) for name in ("start_ns", "end_ns"))
+        self.overhead, self.operator, self.system = (
+            np.append(frame["kind"].to_numpy() == CALL_KINDS.index(kind), False)
+            for kind in ("overhead", "operator", "system")
+        )
+        self.names: list[str] = [*map(str, frame["name"].cat.categories), ""]
         narrow = np.int16 if len(self.names) <= np.iinfo(np.int16).max else np.int32
-        self.name = np.append(codes.astype(narrow), narrow(len(self.names) - 1))
-        self._pids = columns["pid"]
-        self.threads: dict[int, int] = {}
-        if frame is not None:
-            self.threads = dict(frame[["tid", "pid"]].drop_duplicates("tid").itertuples(index=False, name=None))
+        self.name = np.append(frame["name"].cat.codes.to_numpy().astype(narrow), narrow(len(self.names) - 1))
+        threads = frame[["tid", "pid"]].drop_duplicates("tid")
+        self.threads: dict[int, int] = dict(threads.itertuples(index=False, name=None))
 
     def named(self, pattern: str, calls: Int64Array | slice = slice(None)) -> npt.NDArray[np.bool_]:
         """Which calls have a name that matches a regular expression, in any case; all calls by default."""
@@ -78,24 +72,14 @@ class HostCalls:
         of_calls: npt.NDArray[np.bool_] = matches[self.name[calls]]
         return of_calls
 
-    def pid(self, calls: Int64Array) -> Int64Array:
-        """The process of each given call, `NONE` for `NONE`."""
-        if not len(self._pids):
-            return np.full(len(calls), NONE, dtype=np.int64)
-        pids: Int64Array = np.where(calls == NONE, NONE, self._pids[calls])
-        return pids
-
     @cached_property
     def of_op(self) -> Int64Array:
         """The call that launched each operation, or `NONE`, shape ``(n,)``."""
-        trace, frame = self._trace, self._trace.calls
-        if frame is None or not len(frame):
-            return np.full(len(trace.ops), NONE, dtype=np.int64)
-        correlation = trace.ops["correlation"].to_numpy()
-        launches = np.isin(frame["correlation"].to_numpy(), correlation[correlation >= 0])
+        correlation = self._ops["correlation"].to_numpy()
+        launches = np.isin(self._correlation, correlation[correlation >= 0])
         rows = np.flatnonzero(launches & ~(self.overhead | self.operator)[:-1])
-        calls = {name: frame[name].to_numpy()[rows] for name in ("pid", "correlation", "start_ns")}
-        of_op: Int64Array = np.append(rows, NONE)[launching_calls(calls, trace.ops)]
+        calls = {"pid": self.pid[rows], "correlation": self._correlation[rows], "start_ns": self.start[rows]}
+        of_op: Int64Array = np.append(rows, NONE)[launching_calls(calls, self._ops)]
         return of_op
 
     @cached_property
@@ -104,8 +88,8 @@ class HostCalls:
         asynchronous copies of pageable memory that took `LONG_NS` or more, shape ``(c + 1,)``.
         """
         waits: npt.NDArray[np.bool_] = self.named(WAITS) & ~(self.overhead | self.operator)
-        if "host_memory" in self._trace.ops:
-            pageable = self.of_op[(self._trace.ops["host_memory"] == "pageable").to_numpy()]
+        if "host_memory" in self._ops:
+            pageable = self.of_op[(self._ops["host_memory"] == "pageable").to_numpy()]
             waits[pageable[(self.end - self.start)[pageable] >= LONG_NS]] = True
             waits[NONE] = False
         return waits
@@ -113,9 +97,7 @@ class HostCalls:
     @cached_property
     def first_launches(self) -> Int64Array:
         """The call that launched each kernel for the first time, by process."""
-        ops = self._trace.ops
-        if "name" not in ops:
-            return np.zeros(0, dtype=np.int64)
+        ops = self._ops
         start, pid = ops["start_ns"].to_numpy(), ops["pid"].to_numpy()
         names = len(ops["name"].cat.categories) + 1
         pids, process = np.unique(pid, return_inverse=True)
@@ -130,7 +112,7 @@ class HostCalls:
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
-        calls = rows[(self._pids[rows] == pid) & ~(self.overhead | self.operator | self.system)[rows]]
+        calls = rows[(self.pid[rows] == pid) & ~(self.overhead | self.operator | self.system)[rows]]
         ordered: Int64Array = calls[np.argsort(self.start[calls], kind="stable")]
         return ordered
 
@@ -283,7 +265,7 @@ class HostActivity:
         self.functions = Functions(frames) if frames is not None and len(frames) else None
         overhead = np.flatnonzero(host.overhead & ~host.named(_LOADING_OVERHEAD))
         overhead = overhead[touches((starts, ends), host.start[overhead], host.end[overhead])]
-        self.profiler = Cover(host.pid(overhead), host.start[overhead], host.end[overhead])
+        self.profiler = Cover(host.pid[overhead], host.start[overhead], host.end[overhead])
         tid, start, end = self._loading(np.flatnonzero(cause == CODE["loading"]))
         self.loading = Cover(tid, start, end)
         self._on_cpu: Cover | None = None
@@ -296,7 +278,7 @@ class HostActivity:
         if self.functions is not None:
             changes.append(self.functions.nesting.changes())
         for thread, pid in host.threads.items():
-            of_process = overhead[host.pid(overhead) == pid]
+            of_process = overhead[host.pid[overhead] == pid]
             of_thread = np.full(len(of_process), thread)
             changes += [(of_thread, host.start[of_process]), (of_thread, host.end[of_process])]
         tids, times = zip(*changes, strict=True)
@@ -403,7 +385,7 @@ class HostActivity:
             return np.zeros(len(rows), dtype=bool)
         operators = operators[np.argsort(host.start[operators], kind="stable")]
         duration_ns = host.end[operators] - host.start[operators]
-        calls = pd.DataFrame({"pid": host.pid(operators), "name": host.name[operators], "ns": duration_ns})
+        calls = pd.DataFrame({"pid": host.pid[operators], "name": host.name[operators], "ns": duration_ns})
         groups = calls.groupby(["pid", "name"])["ns"]
         is_first = (groups.cumcount() == 0) & (groups.transform("size") > OTHERS)
         first = operators[(is_first & (calls["ns"] >= FIRST_TIMES * groups.transform("median"))).to_numpy()]

@@ -106,7 +106,7 @@ class Facts(Operations):
         step = ranges.step_at(ranges.nesting.innermost(tid, call_start))
         unattributed = np.flatnonzero(step == NONE)
         enclosing = Elsewhere(ranges, ranges.step >= 0).open_at(
-            host.pid(calls[unattributed]), tid[unattributed], call_start[unattributed]
+            host.pid[calls[unattributed]], tid[unattributed], call_start[unattributed]
         )
         step[unattributed] = np.append(ranges.step, NONE)[enclosing]
         return step

@@ -229,7 +229,7 @@ def user_view(facts: Facts) -> pd.DataFrame:
     ops = np.flatnonzero(~in_loop & facts.counted & (host.of_op >= 0))
     call = host.of_op[ops]
     loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
-    inner = Elsewhere(ranges, loop).open_at(host.pid(call), host.tid[call], host.start[call])
+    inner = Elsewhere(ranges, loop).open_at(host.pid[call], host.tid[call], host.start[call])
     gpu += _nested_sums(ranges.nesting, inner, facts.duration[ops], count)
     frame = pd.DataFrame(
         {

@@ -178,21 +178,18 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
         result: The per-layer table.
         times: Additional columns of times, with a row for each row of the tree.
     """
-    select, tree = result.select, result.tree
-    limits = _limits(result.rows, tree) if "limit_ns" in result.rows else {}
-    tree = select.among(tree.assign(**limits, **({} if times is None else dict(times))))
+    select, tree, rows = result.select, result.tree, result.rows
+    if "limit_ns" in rows:  # of each row the least time of its work, and the time it took, over phases with a limit
+        rows = rows[rows["limit_ns"] > 0]
+        limits = rows[["limit_ns", "gpu_busy_ns"]].groupby(row_names(rows)).sum()
+        limits = limits.reindex(row_names(tree), fill_value=0.0).set_axis(tree.index)
+        tree = tree.assign(limit_ns=limits["limit_ns"], limited_ns=limits["gpu_busy_ns"])
+    tree = select.among(tree if times is None else tree.assign(**dict(times)))
     if result.depth is not None:
         tree = tree[tree["depth"] < result.depth]
     printed, _ = fold_tree(tree, select.fold)
     key = select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
     return select.changed(sort=_SORTS.get(key, select.sort)).sorted(printed)
-
-
-def _limits(rows: pd.DataFrame, tree: pd.DataFrame) -> dict[str, pd.Series]:
-    """Of each row of the tree the least time of its work, and the time it took: sums over its phases with a limit."""
-    rows = rows[rows["limit_ns"] > 0]
-    limit = rows[["limit_ns", "gpu_busy_ns"]].groupby(row_names(rows)).sum().reindex(row_names(tree), fill_value=0.0)
-    return {"limit_ns": limit["limit_ns"].set_axis(tree.index), "limited_ns": limit["gpu_busy_ns"].set_axis(tree.index)}
 
 
 def tree_lines(result: Layers) -> list[Line]:
