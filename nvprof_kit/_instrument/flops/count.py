@@ -72,7 +72,8 @@ class count_flops(ContextDecorator):
         require(at_step, (int, type(None)), "count_flops: at_step", "the number of a step")
         self.written: Path | None = None
         self._at_step = at_step
-        self._steps_before: int | None = None
+        self._awaits_second = False  # counts the program's second step, whatever its number
+        self._steps_begun = 0
         self._step: Range | None = None
         self._watch: Watch | None = None
         self._counter: FlopCounter | None = None
@@ -85,7 +86,7 @@ class count_flops(ContextDecorator):
         global _running  # noqa: PLW0603
         if session.mode == "off":
             return self
-        if _running is not None and _running._steps_before is not None:
+        if awaits_second_step() and _running is not None:
             _running._finish(write=False)  # the program counts itself
         if _running is not None and _running._process == os.getpid():
             raise UsageError(f"{self.path}: already counting into {_running.path}; end that count first")
@@ -106,7 +107,7 @@ class count_flops(ContextDecorator):
         _running = self
         try:
             self._watch.attach()
-            if self._at_step is None and self._steps_before is None:
+            if self._at_step is None and not self._awaits_second:
                 self._begin()
         except BaseException:
             self._finish(write=False)
@@ -122,11 +123,8 @@ class count_flops(ContextDecorator):
     def entered(self, range_: Range) -> None:
         """Listener of a `Watch`: a range has opened."""
         if range_.category is Category.STEP and self._counter is None:
-            is_the_step = self._at_step is not None and range_.payload == self._at_step
-            if self._steps_before is not None:
-                self._steps_before -= 1
-                is_the_step = self._steps_before < 0
-            if is_the_step:
+            self._steps_begun += 1
+            if self._steps_begun == 2 if self._awaits_second else range_.payload == self._at_step is not None:
                 self._step = range_
                 self._begin()
         if self._counter is not None:
@@ -164,13 +162,13 @@ class count_flops(ContextDecorator):
 def count_second_step() -> None:
     """Count the program's second step into the file that `VARIABLE` names: the first makes the optimizer's states."""
     counting = count_flops(os.environ[VARIABLE])
-    counting._steps_before = 1
+    counting._awaits_second = True
     counting.__enter__()
 
 
 def awaits_second_step() -> bool:
     """Whether `count_second_step` was called and the program has not run its second step since."""
-    return _running is not None and _running._steps_before is not None
+    return _running is not None and _running._awaits_second
 
 
 def watch_again() -> None:
@@ -183,8 +181,9 @@ def watch_again() -> None:
 
 def _write(counter: FlopCounter, path: Path) -> Path:
     """Write to a temporary name, then rename, so that no reader sees a partial file."""
-    if world_size() > 1:
-        path = _of_rank(path, rank())
+    if world_size() > 1:  # run.flops.json becomes run.rank3.flops.json
+        tail = ".flops.json" if path.name.endswith(".flops.json") else ".json"
+        path = path.with_name(f"{path.name.removesuffix(tail)}.rank{rank()}{tail}")
     counted_work = document(counter)
     if not counted_work["operators"] and not counted_work["unknown"]:
         warnings.warn(
@@ -199,12 +198,6 @@ def _write(counter: FlopCounter, path: Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return path
-
-
-def _of_rank(path: Path, number: int) -> Path:
-    """``run.flops.json`` becomes ``run.rank3.flops.json``."""
-    tail = ".flops.json" if path.name.endswith(".flops.json") else ".json"
-    return path.with_name(f"{path.name.removesuffix(tail)}.rank{number}{tail}")
 
 
 def document(counter: FlopCounter) -> dict[str, Any]:
