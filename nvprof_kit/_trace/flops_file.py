@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = "nvprof_kit flops"
-VERSIONS = (1, 2, 3)
+VERSION = 3
 
 RANGES: Mapping[str, Column] = MappingProxyType(
     {
@@ -28,9 +27,7 @@ RANGES: Mapping[str, Column] = MappingProxyType(
         "phase": Column("object", "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other`"),
         "inside": Column("int64", "row of the layer's range around it, -1 at the top"),
         "calls": Column("int64", "how often it was opened there"),
-        "fused_bytes": Column(
-            "float64", "least memory traffic of these calls, each fused into one; NaN before version 3"
-        ),
+        "fused_bytes": Column("float64", "least memory traffic of these calls, each fused into one"),
     }
 )
 """Columns of `FlopsFile.ranges`; a parent range comes before its children."""
@@ -49,7 +46,7 @@ OPERATORS: Mapping[str, Column] = MappingProxyType(
         "dram_bytes": Column("float64", "bytes of these that the L2 cannot hold from one operator to the next"),
     }
 )
-"""Columns of `FlopsFile.operators`; the last three are NaN in a file of version 1, which has no bytes."""
+"""Columns of `FlopsFile.operators`."""
 
 UNKNOWN: Mapping[str, Column] = MappingProxyType(
     {
@@ -60,8 +57,6 @@ UNKNOWN: Mapping[str, Column] = MappingProxyType(
 )
 """Columns of `FlopsFile.unknown`: operators with an unknown number of floating point operations."""
 
-_SINCE = {"least_flops": 2, "bytes": 2, "dram_bytes": 2, "fused_bytes": 3}
-"""The version of the format since which these amounts are in it."""
 _DEEPEST = 500
 _SUFFIXES = re.compile(r"(\.(sqlite|nsys-rep|json|json\.gz)|_pqtdir)?(\.xz)?$")
 
@@ -75,7 +70,6 @@ class FlopsFile:
         steps: Number of counted steps; 0 if the program marks no steps.
         gpu: Name of the GPU that ran the operators; '' without a GPU.
         torch: The PyTorch version that supplied the FLOP formulas.
-        has_bytes: Whether memory traffic was counted too: the format's version is 2 or later.
         ranges, operators, unknown: Tables with the columns of `RANGES`, `OPERATORS`, `UNKNOWN`.
     """
 
@@ -83,7 +77,6 @@ class FlopsFile:
     steps: int
     gpu: str
     torch: str
-    has_bytes: bool
     ranges: pd.DataFrame
     operators: pd.DataFrame
     unknown: pd.DataFrame
@@ -98,10 +91,9 @@ def read_flops(path: str | Path) -> FlopsFile:
     data = _json(Path(path))
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
-    if data.get("version") not in VERSIONS:
+    if data.get("version") != VERSION:
         raise CaptureError(
-            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSIONS[0]} to "
-            f"{VERSIONS[1]}: upgrade the older"
+            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSION}: count again"
         )
     try:
         return _tables(str(path), data)
@@ -183,7 +175,7 @@ def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
     if strange := [number for number in (*operators["range"], *unknown["range"]) if number >= len(ranges)]:
         raise ValueError(f"there is no range {strange[0]}")
     steps, gpu, torch = (_cell(content, *cell) for cell in (("steps", "int64"), ("gpu", "object"), ("torch", "object")))
-    return FlopsFile(path, steps, gpu, torch, content["version"] > 1, ranges, operators, unknown)
+    return FlopsFile(path, steps, gpu, torch, ranges, operators, unknown)
 
 
 def _frame(content: dict[str, Any], table: str, columns: Mapping[str, Column]) -> pd.DataFrame:
@@ -195,13 +187,7 @@ def _frame(content: dict[str, Any], table: str, columns: Mapping[str, Column]) -
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{table} is not a list of objects")
     frame: pd.DataFrame = pd.DataFrame(
-        {
-            name: np.array(
-                [_cell(row, name, dtype) if content["version"] >= _SINCE.get(name, 1) else math.nan for row in rows],
-                dtype,
-            )
-            for name, (dtype, *_) in columns.items()
-        }
+        {name: np.array([_cell(row, name, dtype) for row in rows], dtype) for name, (dtype, *_) in columns.items()}
     )
     return frame
 

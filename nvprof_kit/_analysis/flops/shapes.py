@@ -410,7 +410,7 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
     tables = (pd.DataFrame(cells, columns=[*columns]) for cells, columns in
               ((regions, RANGES), (operators, OPERATORS), (unknown, UNKNOWN)))  # fmt: skip
     named = f"the shapes in {trace.info.path}"
-    return FlopsFile(named, max(choice.count, 1), "", "", True, *tables)
+    return FlopsFile(named, max(choice.count, 1), "", "", *tables)
 
 
 class _Work(NamedTuple):

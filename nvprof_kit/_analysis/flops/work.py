@@ -72,7 +72,6 @@ class Program:
             ``memory_ns``, that of its traffic at the bandwidth; ``limit_ns``, the longer of the latter two; and the
             parts of it in operators that are limited by their operations (``compute_ns``) and in products,
             convolutions and attention (``products_ns``).
-        has_limits: Whether memory traffic was counted, and the GPU's bandwidth is known.
     """
 
     def __init__(self, counts: FlopsFile, peaks: Peaks | None) -> None:
@@ -85,7 +84,6 @@ class Program:
             self.calls[key] += calls
         self.recomputes = self.within(lambda key: key[1] == Category.RECOMPUTE.value)
         self._bytes_per_ns = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
-        self.has_limits = counts.has_bytes and not math.isnan(self._bytes_per_ns)
         flops, least_flops, dram_bytes = (operators[name].to_numpy() for name in ("flops", "least_flops", "dram_bytes"))
         flops_per_s = peaks.flops if peaks else {}
         peak = np.array([flops_per_s.get(dtype, math.nan) for dtype in operators["dtype"]]) / 1e9
@@ -209,9 +207,7 @@ class Program:
         traffic = times * np.array([fused[key] for key in keys]) / self._bytes_per_ns
         traffic = np.minimum(traffic, table["memory_ns"])  # the L2 may hold some of it
         table["fused_limit_ns"] = np.maximum(table["least_peak_ns"], traffic).mask(only_inside)
-        if not self.counts.has_bytes:
-            table[["bytes", "dram_bytes"]] = math.nan
-        if not self.has_limits:
+        if math.isnan(self._bytes_per_ns):  # also of rows without operators
             table[["limit_ns", "compute_ns", "fused_limit_ns"]] = math.nan
         table["times"] = times
         return table
@@ -230,9 +226,9 @@ def work_per_step(
 
     Returns:
         By layer and phase ``flops`` (without what a causal mask leaves out), ``bytes``, ``limit_ns`` and
-        ``products_ns``; empty if no steps or no traffic were counted.
+        ``products_ns``; empty if no steps were counted.
     """
-    if not counts.steps or not counts.has_bytes:
+    if not counts.steps:
         return {}
     program = Program(counts, peaks_of(info.gpus, capture=info.path))
     amounts = program.operators[["least_flops", "bytes", "limit_ns", "products_ns"]].to_numpy()
