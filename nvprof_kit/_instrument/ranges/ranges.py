@@ -119,8 +119,7 @@ class Block:
     def __enter__(self) -> Block:
         backend = now.backend
         if backend is not None:
-            recomputes = self.recompute is not self.range and now.task() != -1
-            backend.open(self.recompute if recomputes else self.range, self)
+            backend.open(self.range if now.task() == -1 else self.recompute, self)
         return self
 
     @uncompiled
@@ -143,10 +142,8 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     backend = now.backend
     if backend is None:
         return function(*args, **kwargs)
-    range_ = block.range
-    recomputes = block.recompute is not range_ and now.task() != -1
-    if recomputes:
-        range_ = block.recompute
+    recomputes = now.task() != -1
+    range_ = block.recompute if recomputes else block.range
     if range_.backend is not backend:
         backend.prepare(range_)
     range_.push()
