@@ -274,21 +274,19 @@ def test_a_gate_that_the_captures_cannot_decide_fails_unless_allowed(tmp_path: P
     assert allowed.held and allowed.undecided
 
 
-@pytest.mark.parametrize("text", ["step", "step:5%", "step:+5", "step:-5%", ":+5%"])
-def test_a_gate_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("gate", "complaint"),
+    [
+        *((text, "TARGET") for text in ("step", "step:5%", "step:+5", "step:-5%", ":+5%")),
+        ("layer.9:+5%", "neither capture has such a layer"),
+        ("phase:backwards:+5%", "neither capture has such a phase"),
+        ("layers.0 backward:+5%", "neither capture has such a layer"),
+    ],
+)
+def test_a_gate_of_another_form_or_on_nothing_is_refused(tmp_path: Path, gate: str, complaint: str) -> None:
     base = opened(capture(tmp_path / "base.sqlite"))
-    with pytest.raises(UsageError, match="TARGET"):
-        diff(base, base, [text])
-
-
-def test_a_gate_on_nothing_is_refused(tmp_path: Path) -> None:
-    base = opened(capture(tmp_path / "base.sqlite"))
-    with pytest.raises(UsageError, match="neither capture has such a layer"):
-        diff(base, base, ["layer.9:+5%"])
-    with pytest.raises(UsageError, match="neither capture has such a phase"):
-        diff(base, base, ["phase:backwards:+5%"])
-    with pytest.raises(UsageError, match="neither capture has such a layer"):
-        diff(base, base, ["layers.0 backward:+5%"])
+    with pytest.raises(UsageError, match=complaint):
+        diff(base, base, [gate])
 
 
 def test_the_command_line(tmp_path: Path) -> None:
