@@ -44,15 +44,13 @@ def test_the_ways_in_which_people_train(variant: str, profiled: Profiled) -> Non
     check(profiled("variants.py", variant))
 
 
-def test_the_reports_of_two_processes_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reports_of_two_processes_are_compared(tmp_path: Path) -> None:
     need("nsys")
     verbs = [sys.executable, "-m", "nvprof_kit"]
     reports = [tmp_path / f"run.rank{rank}.nsys-rep" for rank in range(2)]
-    monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, report in enumerate(reports):
-        monkeypatch.setenv("RANK", str(rank))
-        options = ["--export", "none", "-o", report.with_suffix(""), "-x", "--capture-range=cudaProfilerApi"]
-        run(*verbs, "profile", *options, "--", sys.executable, PROGRAMS / "train.py", "encoder", *SMALL)
+        run(*verbs, "profile", "--export", "none", "-o", report.with_suffix(""), "--cuda-profiler", "--",
+            sys.executable, PROGRAMS / "train.py", "encoder", *SMALL, RANK=str(rank), WORLD_SIZE="2")  # fmt: skip
     run(*verbs, "ranks", *reports, "-o", tmp_path / "job.json")
     answer = json.loads((tmp_path / "job.json").read_text())
     assert {row["rank"] for row in answer["layers"]} == {0, 1}

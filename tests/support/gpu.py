@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,19 +35,7 @@ def need(*tools: str) -> None:
         pytest.skip(f"needs {' and '.join(missing)} on PATH")
 
 
-def run(*command: object, timeout: float = 600) -> str:
+def run(*command: object, timeout: float = 600, **more: str) -> str:
     """Run a command in the repository's root; returns what it printed, which a failure shows."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": paths, "PYTHON": sys.executable},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+    done = execute(*command, cwd=ROOT, timeout=timeout, check=True, PYTHON=sys.executable, **more)
+    return done.stdout + done.stderr
