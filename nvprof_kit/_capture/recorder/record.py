@@ -10,16 +10,17 @@ import gzip
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Literal
 
-from nvprof_kit._capture.recorder.signals import waiting_signals
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.flops.count import watch_again
 from nvprof_kit._instrument.loop.schedule import Schedule, Sink, Switch, Window, Windows
@@ -33,6 +34,9 @@ OnTraceReady = Callable[[Path, Window], object]
 """Called with each window's trace after it is written."""
 
 _DEFAULT = Path("run.json.gz")
+
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals from a user, a scheduler or a closed terminal that end a program."""
 
 _running: record | None = None
 
@@ -322,6 +326,34 @@ class Traces(Sink):
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.cancel()
+
+
+@contextmanager
+def waiting_signals() -> Iterator[None]:
+    """Delay SIGINT, SIGTERM and SIGHUP until the end of the block; they then take their normal effect.
+
+    Has no effect outside the main thread, where Python cannot set handlers, and for ignored signals.
+    """
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _ENDING:
+            handler = signal.getsignal(number)
+            if handler is not None and handler is not signal.SIG_IGN:
+                before[number] = handler
+                signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with suppress(ValueError, OSError):
+                signal.signal(number, handler)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)
 
 
 @contextmanager

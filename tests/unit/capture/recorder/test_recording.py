@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.cli import NVPROF_KIT, execute
 
-from nvprof_kit._capture.recorder.signals import waiting_signals
+from nvprof_kit._capture.recorder.record import waiting_signals
 
 LOOP = """
 import os, sys, time, torch
@@ -140,10 +140,21 @@ def test_signals_wait_while_a_trace_is_written() -> None:
 
 
 @pytest.mark.slow
-def test_each_rank_of_a_launcher_leaves_a_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "launch",
+    [
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"],
+        [
+            "sh",
+            "-c",
+            f"for r in 0 1; do OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_SIZE=2 {sys.executable} train.py; done",
+        ],
+    ],
+    ids=["torchrun", "as mpirun"],
+)
+def test_each_rank_of_a_launcher_leaves_a_trace(launch: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STEPS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"]
-    done = execute(sys.executable, "-m", "nvprof_kit", "record", "--", *launch, cwd=tmp_path)
+    done = execute(*NVPROF_KIT, "record", "--", *launch, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("*.gz")) == ["run.rank0.json.gz", "run.rank1.json.gz"]
 
