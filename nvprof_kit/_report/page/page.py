@@ -215,7 +215,7 @@ def sheet_of(
         },
         "folds": [{"name": short_text(group.label), "rows": group.rows} for group in page_rows.folds.values()],
         "memory": None if memory is None else drawn_memory(memory.iloc[page_rows.rows], parents),
-        "bySteps": _drawn_steps(result, times, page_rows.rows, drawing, MAX_CELLS // of) if len(times) else None,
+        "bySteps": _drawn_steps(result, selectable, page_rows.rows, drawing, MAX_CELLS // of) if len(times) else None,
         "timeline": drawn_timeline(drawn, shown_steps, drawing, MAX_BOXES // of),
         "roofline": drawn_roofline(flops),
         "kernels": drawn_kernels(kernels, drawing, MAX_KERNELS // of) if len(trace.ops) else None,

@@ -74,12 +74,15 @@ def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path: Path) -> None
         file.range_(f"step {step}", begin, begin + 500, category="step", payload=step)
         file.range_("a", begin + 10, begin + 90, category="forward")
         file.kernel(begin + 100, begin + 100 + length, launched=(begin + 12, begin + 13))
-    steps = data_of(nvprof_kit.open(file.write()).report().data)["timeline"]["steps"]
+    capture = nvprof_kit.open(file.write())
+    steps = data_of(capture.report().data)["timeline"]["steps"]
     # of 500 ns each: 400, 300 and 200 without an operation
     assert sorted((step["start"], step["length"], step["idle"]["0"]) for step in steps) == [
         (1000 * step, 500, f"GPU 0: idle {idle} % of the time, in 2 gaps")
         for step, idle in enumerate(("80.0", "60.0", "40.0"))
     ]
+    one = data_of(capture.report(steps=1).data)
+    assert [step["step"] for step in one["timeline"]["steps"]] == unpacked(one, one["bySteps"])["number"] == [1]
 
 
 def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Path) -> None:
