@@ -15,14 +15,11 @@ from nvprof_kit._capture.machine import run_command
 from nvprof_kit._capture.session import (
     NcuSupervisor,
     need_name,
-    need_program,
-    need_space,
     need_tool,
     open_stage,
     print_command,
     publish,
     recipes_folder,
-    refuse_existing,
     say,
 )
 from nvprof_kit.errors import ToolError, UsageError
@@ -232,10 +229,7 @@ def measure_program(  # noqa: PLR0915
         print(f"LC_ALL=C {shlex.join([tool, f'--import={output}.ncu-rep', *_IMPORT])} > {shlex.quote(f'{output}.csv')}")
         return 0
     need_tool("ncu", tool, "Nsight Compute")
-    refuse_existing(output, [".ncu-rep", ".csv"], force=force)
-    need_program(program)
-    need_space(Path(output).parent)
-    stage = open_stage(output, force=force)
+    stage = open_stage(output, [".ncu-rep", ".csv"], program=program, force=force)
     report = stage / f"{Path(output).name}.ncu-rep"
     status = _measure(tool, command, (sections, metrics), report, added)
     if not report.exists():

@@ -27,7 +27,6 @@ from nvprof_kit._capture.session import (
     open_stage,
     output_setting,
     print_command,
-    refuse_existing,
     relay,
     say,
     session_state,
@@ -60,7 +59,7 @@ def _nsys() -> str:
     return os.environ.get("NSYS") or "nsys"
 
 
-def profile_program(  # noqa: PLR0915
+def profile_program(
     program: Sequence[str],
     output: str,
     *,
@@ -118,12 +117,6 @@ def profile_program(  # noqa: PLR0915
     version = need_tool("nsys", tool, "Nsight Systems")
     if export == "parquetdir" and re.search(r" 20(1\d|2[0-2])\.", version):
         raise UsageError("--export parquetdir needs nsys 2023 or newer; use --export sqlite")
-    refuse_existing(output, NSYS_SUFFIXES, force=force)
-    need_program(program)
-    if (duration := values.get("--duration", "")).isdecimal() and int(duration) > 60:
-        why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
-        say(f"--duration {duration}: {why}")
-    need_space(Path(output).parent)
     # nsys would not wait for the program that it ends
     ends_with_capture = "--duration" in values and "--kill" not in values
     if ends_with_capture:
@@ -131,7 +124,10 @@ def profile_program(  # noqa: PLR0915
     if {"--capture-range", "--delay"} & {*values}:
         # what begins later misses the mark with which the program says at its begin which rank it is
         added["NVPROF_KIT_RANK_MARK"] = "step"
-    stage = open_stage(output, force=force)
+    stage = open_stage(output, NSYS_SUFFIXES, program=program, force=force)
+    if (duration := values.get("--duration", "")).isdecimal() and int(duration) > 60:
+        why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
+        say(f"--duration {duration}: {why}")
     state = stage / ".run"
     state.mkdir()
     # releases that end, with 0, before a program that handles the signal that nsys passes on
@@ -243,7 +239,6 @@ def start_session(
     output = expand_name(output)
     need_name(output)
     need_tool("nsys", tool, "Nsight Systems")
-    refuse_existing(output, NSYS_SUFFIXES, force=force)
     state_line = session_state(tool, session)
     if not state_line:
         raise UsageError(
@@ -251,10 +246,9 @@ def start_session(
         )
     if "Collection" in state_line:
         raise UsageError(f"session {session} captures already; end that with nvprof-kit session stop -s {session}")
-    need_space(Path(output).parent)
     need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there
     state = state_file(session)
-    stage = open_stage(output, force=force)
+    stage = open_stage(output, NSYS_SUFFIXES, force=force)
     state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n{force}\n")
     status = subprocess.run([*nsys_command, output_setting(stage, output)], check=False).returncode
     if status:

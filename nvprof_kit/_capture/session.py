@@ -138,18 +138,27 @@ NSYS_SUFFIXES = tuple(
 """How the names of a report and its exports end, of several windows too."""
 
 
-def refuse_existing(output: str, suffixes: Sequence[str], *, force: bool) -> None:
-    """Refuse to overwrite a report."""
+def open_stage(output: str, suffixes: Sequence[str], *, program: Sequence[str] = (), force: bool) -> Path:
+    """Create the folder beside a report into which it is written, where nothing is in the way of the report.
+
+    Args:
+        output: Name of the report without suffix.
+        suffixes: How the names of what is written end; existing files are not overwritten without `force`.
+        program: What is to run, if anything.
+        force: Whether to overwrite.
+
+    Raises:
+        UsageError: Something exists, there is no such program, no space, or the folder cannot be written to.
+    """
     for suffix in suffixes:
         if os.path.isdir(output + suffix) and suffix.startswith("."):
             raise UsageError(f"{output}{suffix} is a folder; choose another name with -o NAME")
         if os.path.lexists(output + suffix) and not force:
             raise UsageError(f"{output}{suffix} exists; choose another name with -o NAME, or overwrite it with --force")
-
-
-def open_stage(output: str, *, force: bool) -> Path:
-    """Create the folder beside a report into which it is written."""
+    if program:
+        need_program(program)
     stage = Path(output).parent / f".{Path(output).name}.partial"
+    need_space(stage.parent)
     if force and stage.is_dir():
         shutil.rmtree(stage, ignore_errors=True)
     try:
