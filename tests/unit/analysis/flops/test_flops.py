@@ -357,31 +357,26 @@ def test_the_peak_is_that_of_the_captures_gpu(tmp_path: Path) -> None:
     assert any("counted on NVIDIA A100-SXM4-80GB, captured on NVIDIA H200" in warning for warning in result.warnings)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "name"),
-    [
-        ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("A100-PCIE-40GB", "A100 40 GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 80 GB PCIe"),
-        ("NVIDIA L40", None),
-        ("NVIDIA A10G", None),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA H20", "H20 96 GB"),
-        ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"),
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
-        ("AMD Instinct MI300X VF", "MI300X"),
-        ("NVIDIA H200 MIG 1g.18gb", None),
-    ],
-)
-def test_gpus_by_the_name_that_cuda_gives_them(gpu: str, name: str | None) -> None:
-    found = peaks_of([gpu, gpu])
-    assert (found and found.name) == name
-    assert peaks_of([gpu, "NVIDIA Tesla M40"]) is None  # two kinds
+def test_gpus_by_the_name_that_cuda_gives_them() -> None:
+    names = {
+        "NVIDIA H200": "H200 SXM",
+        "NVIDIA H100 80GB HBM3": "H100 SXM",
+        "NVIDIA H100 PCIe": "H100 PCIe",
+        "A100-PCIE-40GB": "A100 40 GB",
+        "NVIDIA A100 80GB PCIe": "A100 80 GB PCIe",
+        "NVIDIA GeForce RTX 4090": "RTX 4090",
+        "NVIDIA H20": "H20 96 GB",
+        "NVIDIA B300 SXM6 AC": "B300",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000 Blackwell Server",
+        "AMD Instinct MI300X VF": "MI300X",
+    }
+    for gpu, name in names.items():
+        peaks = peaks_of([gpu, gpu])
+        assert peaks and peaks.name == name
+        assert peaks_of([gpu, "NVIDIA Tesla M40"]) is None  # two kinds
+    others = "H200 NVL, L40, A10G, GeForce RTX 4090 Laptop GPU, RTX PRO 6000 Blackwell Max-Q Workstation Edition"
+    for gpu in (*others.split(", "), "H200 MIG 1g.18gb"):
+        assert peaks_of([f"NVIDIA {gpu}"]) is None, gpu
 
 
 FP4_TIMES = {"B300": 3.1, "GB300": 3, "RTX 5090": 4}
@@ -506,27 +501,34 @@ def test_a_real_capture_with_checkpointing(golden: Golden) -> None:
 
 GOOD = {"format": "nvprof_kit flops", "version": 3, "steps": 1, "ranges": [], "operators": [], "unknown": []}
 RANGE = {"layer": "m", "phase": "forward", "inside": None, "calls": 1, "fused_bytes": 0}
+HALF = {"range": 0, "name": "x", "dtype": "bf16", "runs": 1, "flops": 1.5}
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("content", "says"),
     [
         ("", "not JSON"),
         ("\x00\x01", "not JSON"),
         ("[" * 100_000, "not JSON"),
+        ("[]", "not a file of nvprof_kit.count_flops"),
         (json.dumps(GOOD)[:-1] + ', "steps": 2}', "the key 'steps' appears twice"),
-        ('{"format": "other"}', "not a file of nvprof_kit.count_flops"),
-        (json.dumps(GOOD | {"version": 4}), "version 4"),
-        (json.dumps(GOOD | {"ranges": [RANGE | {"inside": 0}]}), "does not come before it"),
-        (json.dumps(GOOD | {"ranges": [RANGE | {"calls": -1}]}), "damaged"),
-        (json.dumps(GOOD | {"unknown": [{"range": 0, "name": "x", "runs": 1}]}), "there is no range 0"),
-        (json.dumps(GOOD | {"steps": True}), "steps = True is not an integer >= 0"),
-        (json.dumps(GOOD | {"ranges": [RANGE] + [RANGE | {"inside": n} for n in range(600)]}), "more than 500"),
+        ({"format": "other"}, "not a file of nvprof_kit.count_flops"),
+        ({"version": 4}, "version 4"),
+        ({"operators": None}, "damaged"),
+        ({"ranges": [RANGE | {"inside": 0}]}, "does not come before it"),
+        ({"ranges": [RANGE | {"calls": -1}]}, "damaged"),
+        ({"ranges": [{}]}, "damaged: KeyError"),
+        ({"unknown": [{"range": 0, "name": "x", "runs": 1}]}, "there is no range 0"),
+        ({"ranges": [RANGE], "operators": [HALF]}, "is not an integer >= 0"),
+        ({"steps": True}, "steps = True is not an integer >= 0"),
+        ({"ranges": [RANGE | {"layer": None}]}, "layer = None is not a text"),
+        ({"unknown": "none"}, "unknown is not a list"),
+        ({"ranges": [RANGE] + [RANGE | {"inside": n} for n in range(600)]}, "more than 500"),
     ],
 )
-def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path, content: str | dict[str, object], says: str) -> None:
     file = tmp_path / "run.flops.json"
-    file.write_text(text)
+    file.write_text(content if isinstance(content, str) else json.dumps(GOOD | content))
     with pytest.raises(CaptureError, match=says) as error:
         read_flops(file)
     assert "\n" not in str(error.value) and str(file) in str(error.value)
