@@ -46,6 +46,7 @@ class Owned:
 def own_layers(kernels: pd.DataFrame) -> Owned:
     """The owner of each measured kernel: the innermost layer's range, else the innermost phase's.
 
+    A layer is inside the layer whose forward range most often holds its own; where a report has none, by the others.
     ncu records no categories, so a backward range is recognized by its suffix. In a program whose ranges have none, a
     thread that never has a phase's range open, while another one does, is autograd's, and its layers are backward.
 
@@ -69,22 +70,6 @@ def own_layers(kernels: pd.DataFrame) -> Owned:
             phase = Category.BACKWARD.value
             guessed += 1
         owners.append((layer, phase))
-    parents = _parents(stacks)
-    warnings = [
-        f"{guessed} kernels are taken for backward: their ranges do not say so, but their thread has no phase while "
-        "another has"
-    ]
-    outside = sum(not stack for stack in stacks)
-    if outside == len(stacks):
-        warnings.append(
-            "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
-            "another with --domain; with --capture CAPTURE the layers come from the capture"
-        )
-    return Owned(tuple(owners), parents, as_issues("ranges", warnings if guessed else warnings[1:]))
-
-
-def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:
-    """The layer that contains each layer, from the forward ranges; from the others if the report has only backward."""
     layers = [[named for named in stack if named.category in LAYER_CATEGORIES] for stack in stacks]
     forward = [stack for stack in layers if all(named.category is Category.FORWARD for named in stack)]
     pairs = Counter(
@@ -92,8 +77,22 @@ def _parents(stacks: list[tuple[RangeName, ...]]) -> dict[str, str]:
         for stack in (forward if any(forward) else layers)
         for pair in pairwise([*(named.text for named in reversed(stack)), ""])
     )
-    layer_texts = dict.fromkeys(named.text for stack in layers for named in stack)
-    return parents_of(layer_texts, ((inner, outer, count) for (inner, outer), count in pairs.items()))
+    parents = parents_of(
+        dict.fromkeys(named.text for stack in layers for named in stack),
+        ((inner, outer, count) for (inner, outer), count in pairs.items()),
+    )
+    warnings = []
+    if guessed:
+        warnings.append(
+            f"{guessed} kernels are taken for backward: their ranges do not say so, but their thread has no phase "
+            "while another has"
+        )
+    if not any(stacks):
+        warnings.append(
+            "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
+            "another with --domain; with --capture CAPTURE the layers come from the capture"
+        )
+    return Owned(tuple(owners), parents, as_issues("ranges", warnings))
 
 
 def _owner(stack: tuple[RangeName, ...]) -> Owner:

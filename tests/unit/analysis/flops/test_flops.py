@@ -366,6 +366,8 @@ def test_gpus_by_the_name_that_cuda_gives_them() -> None:
         "NVIDIA A100 80GB PCIe": "A100 80 GB PCIe",
         "NVIDIA GeForce RTX 4090": "RTX 4090",
         "NVIDIA H20": "H20 96 GB",
+        "NVIDIA GH200 480GB": "GH200 96 GB",
+        "NVIDIA GH200 144G HBM3e": "GH200 144 GB",
         "NVIDIA B300 SXM6 AC": "B300",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition": "RTX PRO 6000 Blackwell Server",
         "AMD Instinct MI300X VF": "MI300X",
