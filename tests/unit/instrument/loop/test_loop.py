@@ -83,71 +83,32 @@ def test_optimizer(sink) -> None:
     assert sink.lines == ["optimizer"]
 
 
-class DeepSpeedZero:
-    """As ``DeepSpeedZeroOptimizer`` of deepspeed 0.19: no optimizer of PyTorch's; it steps the one that it holds."""
+class Wrapper:
+    """As ``DeepSpeedZeroOptimizer`` of deepspeed 0.19, ``DeepSpeedEngine`` around it, and ``MegatronOptimizer`` of
+    megatron-core 0.16: no optimizer of PyTorch's; it steps the one that it holds.
+    """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:
-        return self.optimizer.state
-
-    def step(self, closure: object = None) -> None:
-        self.optimizer.step()
-
-
-class DeepSpeedEngine(nn.Module):
-    """As ``DeepSpeedEngine``: a module that has the model, and the optimizer as a plain attribute."""
-
-    def __init__(self, module: nn.Module, optimizer: DeepSpeedZero) -> None:
-        super().__init__()
-        self.module = module
-        self.optimizer = optimizer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.module(x)
+        self.param_groups = optimizer.param_groups
 
     def step(self) -> None:
         self.optimizer.step()
 
 
-class MegatronOptimizer:
-    """As ``MegatronOptimizer`` of megatron-core 0.16; a stub holds no optimizer."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
-        self.optimizer = optimizer
-        self.is_stub_optimizer = optimizer is None
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [] if self.optimizer is None else self.optimizer.param_groups
-
-    def step(self) -> tuple[bool, None, None]:
-        if self.optimizer is not None:
-            self.optimizer.step()
-        return True, None, None
-
-
-class ChainedOptimizer(MegatronOptimizer):
+class ChainedOptimizer:
     """As megatron-core's: the optimizer of several is an assertion that fails."""
 
-    def __init__(self, chained_optimizers: list[MegatronOptimizer]) -> None:
+    def __init__(self, chained_optimizers: list[Any]) -> None:
         self.chained_optimizers = chained_optimizers
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer | None:  # type: ignore[override]
-        assert len(self.chained_optimizers) == 1, "ChainedOptimizer has more than one optimizer"
-        return self.chained_optimizers[0].optimizer
+    def optimizer(self) -> torch.optim.Optimizer:
+        raise AssertionError("ChainedOptimizer has more than one optimizer")
 
-    def step(self) -> tuple[bool, None, None]:
+    def step(self) -> None:
         for optimizer in self.chained_optimizers:
             optimizer.step()
-        return True, None, None
 
 
 def net() -> nn.Sequential:
@@ -156,10 +117,6 @@ def net() -> nn.Sequential:
 
 def adam(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters())
-
-
-def chained(model: nn.Sequential) -> Any:
-    return ChainedOptimizer([MegatronOptimizer(adam(part)) for part in model])
 
 
 def real_chained(model: nn.Sequential) -> Any:
@@ -183,10 +140,9 @@ def real_accelerated(model: nn.Sequential) -> Any:
 
 
 WRAPPERS: dict[str, tuple[Callable[[nn.Sequential], Any], int]] = {
-    "deepspeed": (lambda model: DeepSpeedZero(adam(model)), 1),
-    "engine": (lambda model: DeepSpeedEngine(model, DeepSpeedZero(adam(model))), 1),
-    "megatron": (lambda model: MegatronOptimizer(adam(model)), 1),
-    "chained": (chained, 2),
+    "wrapper": (lambda model: Wrapper(adam(model)), 1),
+    "engine": (lambda model: Wrapper(Wrapper(adam(model))), 1),
+    "chained": (lambda model: ChainedOptimizer([Wrapper(adam(part)) for part in model]), 2),
     "megatron-core": (real_chained, 2),
     "accelerate": (real_accelerated, 1),
 }

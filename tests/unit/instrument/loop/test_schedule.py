@@ -212,7 +212,3 @@ def test_a_wrong_argument_is_named_in_one_line(tmp_path: Path) -> None:
             call()
         assert text in str(raised.value).replace(repr(object), "object")
         assert "\n" not in str(raised.value)
-
-
-def test_the_folder_is_the_third_argument(tmp_path: Path) -> None:
-    assert MemoryProfiler(nn.Linear(2, 2), None, str(tmp_path / "there")).folder.parent == tmp_path / "there"

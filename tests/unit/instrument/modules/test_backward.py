@@ -38,26 +38,6 @@ def test_backward_nests_in_reverse(sink) -> None:
     ]
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoint_recomputes_inside_the_backward(reentrant: bool, sink) -> None:
-    subject = make("checkpoint_reentrant" if reentrant else "checkpoint_non_reentrant")
-    annotate_model(subject.model, depth=1)
-    with phase("forward"):
-        loss = subject.loss(subject.model)
-    with phase("backward"):
-        loss.backward()
-    forward = sink.lines.index("backward")
-    assert not [line for line in sink.lines[:forward] if line.endswith(("recompute", " backward"))]
-    assert [line.strip() for line in sink.lines[forward + 1 :] if "blocks" in line and "recompute" in line] == [
-        "blocks.2 recompute",
-        "blocks.1 recompute",
-        "blocks.0 recompute",
-    ]
-    assert lines_of(sink, " backward").count("Checkpointed backward") == 1
-    for index in range(3):
-        assert f"blocks.{index} backward" in lines_of(sink, " backward")
-
-
 def test_aborted_backward_leaves_nothing_open(sink) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     annotate_model(model)

@@ -234,7 +234,6 @@ def test_module_class_numbers_its_instances(sink):
 
 
 def test_calls_without_tensors_among_the_arguments_are_followed_all_the_same(sink):
-    """Such calls are only noted; they become frames when a call in them, or their result, needs it."""
     weight = torch.ones(3, requires_grad=True)
 
     @layer_range
