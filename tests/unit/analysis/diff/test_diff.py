@@ -26,17 +26,28 @@ DATA = Path(__file__).parents[3] / "data"
 STEADY = (100, 101, 99, 102, 98, 100)
 
 
+Work = tuple[str, int, int, int, str, str]
+"""A layer's range in a step: its name, the launch in it, the kernel's begin, length and name, and the phase."""
+
+
+def written(path: Path, period: int, steps: Sequence[tuple[int, Sequence[Work]]]) -> Path:
+    """A capture of steps, each with its length and the work in it."""
+    file = NsysFile(path)
+    for number, (length, work) in enumerate(steps):
+        at = period * number
+        file.range_(f"step {number}", at, at + length, category="step", payload=number)
+        for layer, launch, begin, took, name, phase in work:
+            file.range_(layer, at + launch - 1, at + launch + 8, category=phase)
+            file.kernel(at + begin, at + begin + took, launched=(at + launch, at + launch + 1), name=name)
+    return file.write()
+
+
 def capture(path: Path, lengths: tuple[int, ...] = STEADY, gemm: str = "nvjet_a", backward: bool = False) -> Path:
     """Steps of 1000 ns; in each a gemm of layers.0 of the given length and an elementwise kernel of 50 of layers.1."""
-    file = NsysFile(path)
-    for number, length in enumerate(lengths):
-        begin = 1000 * number
-        file.range_(f"step {number}", begin, begin + 500 + length, category="step", payload=number)
-        file.range_("layers.0", begin + 10, begin + 20)
-        file.range_("layers.1", begin + 20, begin + 30, category="backward" if backward else "forward")
-        file.kernel(begin + 100, begin + 100 + length, launched=(begin + 11, begin + 12), name=gemm)
-        file.kernel(begin + 300, begin + 350, launched=(begin + 21, begin + 22), name="vectorized_elementwise_kernel")
-    return file.write()
+    phase = "backward" if backward else "forward"
+    elementwise = ("layers.1", 21, 300, 50, "vectorized_elementwise_kernel", phase)
+    steps = [(500 + took, [("layers.0", 11, 100, took, gemm, "forward"), elementwise]) for took in lengths]
+    return written(path, 1000, steps)
 
 
 def opened(path: Path) -> Capture:
@@ -73,13 +84,8 @@ def test_a_step_that_waits_for_the_host_differs_from_run_to_run(tmp_path: Path) 
 
 def busy(path: Path, took: int, host: int = 0) -> Capture:
     """Four steps in which the GPU does nothing but compute one layer; before each it waits `host` for the program."""
-    file = NsysFile(path)
-    for number in range(4):
-        begin = (took + host) * number
-        file.range_(f"step {number}", begin, begin + took + host - 1, category="step", payload=number)
-        file.range_("layers.0", begin + 1, begin + 20)
-        file.kernel(begin + host, begin + host + took - 1, launched=(begin + 2, begin + 3), name="nvjet_a")
-    return opened(file.write())
+    step = (took + host - 1, [("layers.0", 2, host, took - 1, "nvjet_a", "forward")])
+    return opened(written(path, took + host, [step] * 4))
 
 
 def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_path: Path) -> None:
@@ -197,14 +203,9 @@ def test_first_steps_can_be_left_out(tmp_path: Path) -> None:
 
 def with_collective(path: Path, waits: tuple[int, ...]) -> Capture:
     """Five steps in which a layer computes 1000 ns and waits in an all-reduce."""
-    file = NsysFile(path)
-    for number, wait in enumerate(waits):
-        begin = 100_000 * number
-        file.range_(f"step {number}", begin, begin + 90_000, category="step", payload=number)
-        file.range_("layers.0", begin, begin + 50)
-        file.kernel(begin + 100, begin + 1100, launched=(begin + 1, begin + 2), name="nvjet")
-        file.kernel(begin + 2000, begin + 2000 + wait, launched=(begin + 11, begin + 12), name=NCCL)
-    return opened(file.write())
+    gemm = ("layers.0", 1, 100, 1000, "nvjet", "forward")
+    steps = [(90_000, [gemm, ("layers.0", 11, 2000, wait, NCCL, "forward")]) for wait in waits]
+    return opened(written(path, 100_000, steps))
 
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -325,15 +326,12 @@ def test_markdown_for_a_pull_request(tmp_path: Path) -> None:
 
 def _renamed(path: Path, name: str, length: int, stall: int = 0) -> Path:
     """Six steps of 100 µs with a gemm of a layer and one of layers.9; in step 3 the first takes `stall` ns longer."""
-    file = NsysFile(path)
+    steps = []
     for number in range(6):
-        at = 100_000 * number
-        file.range_(f"step {number}", at, at + 90_000, category="step", payload=number)
-        for place, (layer, took) in enumerate(((name, length + (stall if number == 3 else 0)), ("layers.9", 5_000))):
-            file.range_(layer, at + 10 + 10 * place, at + 19 + 10 * place)
-            begin = at + 10_000 * (place + 1)
-            file.kernel(begin + number, begin + took, launched=(at + 11 + 10 * place, at + 12 + 10 * place), name="nv")
-    return file.write()
+        took = length + (stall if number == 3 else 0) - number
+        gemm = (name, 11, 10_000 + number, took, "nvjet", "forward")
+        steps.append((90_000, [gemm, ("layers.9", 21, 20_000 + number, 5_000 - number, "nvjet", "forward")]))
+    return written(path, 100_000, steps)
 
 
 def test_a_gate_on_a_layer_that_was_renamed_is_undecided(tmp_path: Path) -> None:
