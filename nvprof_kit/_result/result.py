@@ -265,9 +265,13 @@ class Result:
         drawn: Figure = renderers().figure(self)
         return drawn
 
-    def plot(self) -> Figure:
-        """Draw the result; the same as `figure`."""
-        return self.figure()
+    def plot(self) -> Plot:
+        """Draw the result, to be displayed in a notebook.
+
+        Raises:
+            UsageError: This result has no plot.
+        """
+        return Plot(self.figure(), self.to_frame(), tuple(self.warnings), sources=self.sources)
 
     def page(self) -> bytes:
         """The result as a self-contained HTML page, UTF-8 encoded."""

@@ -51,7 +51,7 @@ reveal_type(capture.kernels(top=3))  # nvprof_kit._analysis.summary.summary.Summ
 reveal_type(len(layers))  # int
 reveal_type([row["gpu_self_ns"] for row in layers])  # list[Any]
 reveal_type(layers["model.layers.0"])  # nvprof_kit._analysis.layers.layers.Layers
-reveal_type(layers.plot())  # matplotlib.figure.Figure
+reveal_type(layers.plot())  # nvprof_kit._result.result.Plot
 reveal_type(capture.layers(steps=range(3, 5)).to_arrow())  # Any
 with nvprof_kit.open("run.sqlite") as closed:
     closed.close()

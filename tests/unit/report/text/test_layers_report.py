@@ -209,5 +209,6 @@ def test_a_job_and_its_tables(shown: list[object]) -> None:
 
 
 def test_a_notebook_shows_a_plot_as_a_picture() -> None:
-    timeline = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz").plot(steps=5)._repr_html_()
-    assert "data:image/png" in timeline and len(timeline) < 200_000
+    capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
+    for plot in (capture.plot(steps=5), capture.layers(depth=2).plot()):
+        assert "data:image/png" in plot._repr_html_() and len(plot._repr_html_()) < 200_000
