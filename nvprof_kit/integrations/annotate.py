@@ -138,12 +138,13 @@ class Watch(Guarded):
             Patch(nn.Module, "__call__", self._watching),
             Patch(torch.optim.Optimizer, "__init__", self._noting_optimizer),
         ]
-        after_import("torch._dynamo", self._keep_out_of_traces)
-        atexit.register(self.report)
 
-    def _keep_out_of_traces(self, _dynamo: Any) -> None:
-        if self._patches:
-            self._untraced = pause_while_tracing(self)
+        def keep_out_of_traces(_dynamo: Any) -> None:
+            if self._patches:
+                self._untraced = pause_while_tracing(self)
+
+        after_import("torch._dynamo", keep_out_of_traces)
+        atexit.register(self.report)
 
     def pause(self) -> bool:
         """Remove the patches while torch.compile traces; returns whether they were installed."""

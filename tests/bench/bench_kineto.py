@@ -1,10 +1,10 @@
 """A PyTorch trace of some gigabytes: time and peak memory of opening it.
 
-    python tests/bench/bench_kineto.py [--gigabytes 4] [--verb] [TRACE]
+    python tests/bench/bench_kineto.py [--gigabytes 4]
 
-Without a TRACE a real one (tests/data/kineto) is repeated, each time later and with other correlation ids, until it is
-as large; it is deleted afterwards. The limit is three times the memory of the columns that are kept, beside what Python
-and pandas take themselves. --verb runs `nvprof-kit layers` on it.
+A real one (tests/data/kineto) is repeated, each time later and with other correlation ids, until it is as large; it is
+deleted afterwards. The limit is three times the memory of the columns that are kept, beside what Python and pandas take
+themselves.
 """
 
 from __future__ import annotations
@@ -64,24 +64,15 @@ def run(program: str, path: Path) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", nargs="?", type=Path)
     parser.add_argument("--gigabytes", type=float, default=0.15)
-    parser.add_argument("--verb", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = options.trace or Path(folder) / "run.json"
-        if options.trace is None:
-            grown(path, options.gigabytes)
+        path = Path(folder) / "run.json"
+        grown(path, options.gigabytes)
         print(f"trace of {path.stat().st_size / 1e9:.2f} GB")
         seconds, before, peak, kept, operations, calls = run(OPEN, path)
         print(f"open_capture: {seconds:.1f} s CPU, peak {peak:.0f} MiB, {peak - before:.0f} more than before; columns "
               f"of {operations:,.0f} operations and {calls:,.0f} calls take {kept:.0f} MiB")  # fmt: skip
-        if options.verb:
-            verb = "import resource, subprocess, sys; subprocess.run([sys.executable, '-m', 'nvprof_kit', 'layers', " \
-                   "sys.argv[1]], stdout=subprocess.DEVNULL, check=True); r = resource.getrusage(" \
-                   "resource.RUSAGE_CHILDREN); print(r.ru_utime + r.ru_stime, r.ru_maxrss >> 10)"  # fmt: skip
-            seconds, peak = run(verb, path)
-            print(f"nvprof-kit layers: {seconds:.1f} s CPU, peak {peak:.0f} MiB")
     # what Python needs for a window of the file comes on top, and counts where the file is small
     if peak - before > LIMIT * kept + 128:
         sys.exit(f"over the limit of {LIMIT} times the columns")
