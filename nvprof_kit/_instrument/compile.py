@@ -22,7 +22,7 @@ from typing import Any
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Hold, Patch, Patches
 from nvprof_kit._instrument.ranges.backward import Frame
-from nvprof_kit._instrument.ranges.ranges import Layer, Range
+from nvprof_kit._instrument.ranges.ranges import Layer, Range, now
 from nvprof_kit.names import strip_wrappers
 
 
@@ -88,7 +88,7 @@ def _ranges_below(owner: object, path: str, recomputes: bool) -> tuple[Range, ..
     if not isinstance(layer, Layer) or layer.family is None:
         return ()
     layers = layer.family.below(layer, path)
-    if recomputes or (session.graph_task() != -1 and not isinstance(owner, Frame)):
+    if recomputes or (now.task() != -1 and not isinstance(owner, Frame)):
         return tuple(layer_below.recompute for layer_below in layers)
     if isinstance(owner, Frame):
         return tuple(layer_below.backward for layer_below in layers if layer_below.backward is not None)

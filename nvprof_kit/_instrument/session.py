@@ -461,14 +461,12 @@ def restore(watcher: Backend, before: Backend | None) -> None:
 
 def find_torch() -> bool:
     """Replacement of ``is_dynamo_compiling`` until torch is loaded; then installs torch's own functions."""
-    global graph_task  # noqa: PLW0603
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compiler"):
         return False
     if torch.compiler.is_dynamo_compiling():
         return True
-    graph_task = torch._C._current_graph_task_id
-    now.task, now.grad = graph_task, torch.is_grad_enabled
+    now.task, now.grad = torch._C._current_graph_task_id, torch.is_grad_enabled
     gate["__compiling"] = torch.compiler.is_dynamo_compiling
     while _waiting:
         _waiting.popitem()[0]()
@@ -480,7 +478,7 @@ _waiting: dict[Callable[[], None], None] = {}
 
 def when_torch(then: Callable[[], None]) -> None:
     """Call a function at the first range after torch is loaded, or now if there has been one."""
-    if graph_task is _find_graph_task:
+    if now.task is _find_graph_task:
         _waiting[then] = None
     else:
         then()
@@ -488,11 +486,8 @@ def when_torch(then: Callable[[], None]) -> None:
 
 def _find_graph_task() -> int:
     find_torch()
-    return -1 if graph_task is _find_graph_task else graph_task()
+    return -1 if now.task is _find_graph_task else now.task()
 
-
-graph_task: Callable[[], int] = _find_graph_task
-"""Number of the backward pass running on this thread; -1 if none, or if torch is not loaded."""
 
 gate["__compiling"] = find_torch
 now.task = _find_graph_task

@@ -146,20 +146,20 @@ class Frame:
         depth: The number of enclosing calls.
         edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
             numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
-        own: How many nodes the call itself has created up to its last nested call. While all of them are visited, the
-            arguments of a nested call are not looked at.
+        node_count: How many nodes the call itself has created up to its last nested call. While all are visited,
+            the arguments of a nested call are not looked at.
         visited: Sequence numbers of the visited ones of them, while the call runs; None before a search.
         marked: Sequence numbers of the marked nodes, likewise.
     """
 
-    __slots__ = ("depth", "edges", "layer", "marked", "own", "parent", "visited")
+    __slots__ = ("depth", "edges", "layer", "marked", "node_count", "parent", "visited")
 
     def __init__(self, layer: Layer, parent: Frame | None, number: int) -> None:
         self.layer = layer
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.edges = [number]
-        self.own = 0
+        self.node_count = 0
         self.visited: set[int] | None = None
         self.marked: set[int] | None = None
 
@@ -172,7 +172,7 @@ class Frame:
         edges, arguments = self.edges, position.arguments
         if self.visited is None or self.marked is None:
             self.visited, self.marked = set(), set()
-        visited, marked, own = self.visited, self.marked, self.own + sequence() - edges[-1]
+        visited, marked, node_count = self.visited, self.marked, self.node_count + sequence() - edges[-1]
         pending = [(node, 0)]
         while pending:
             node, origin = pending.pop()
@@ -185,7 +185,7 @@ class Frame:
                 mark(node, self, position)
             if number not in visited:
                 visited.add(number)
-                if section > 1 and len(marked) < own:  # no section follows the first one
+                if section > 1 and len(marked) < node_count:  # no section follows the first one
                     pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
     @uncompiled
@@ -240,12 +240,12 @@ def begin(position: Position, layer: Layer, args: tuple[Any, ...], kwargs: dict[
                 mark(node, _leave, position)
     else:
         edges = outer.edges
-        own = outer.own + number - edges[-1]
-        if own > len(outer.visited or ()):  # an argument may be new
+        node_count = outer.node_count + number - edges[-1]
+        if node_count > len(outer.visited or ()):  # an argument may be new
             for node in grad_nodes([*args, *kwargs.values()]):
                 if bisect_right(edges, node._sequence_nr()) & 1 and id(node) not in position.arguments:
                     outer.search(node, position)
-        outer.own = own
+        outer.node_count = node_count
     call = position.call = Frame(layer, outer, number)
     return call
 
