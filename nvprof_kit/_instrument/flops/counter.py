@@ -69,7 +69,7 @@ class FlopCounter:
                 outer = None if at.layer is None else at.layer.region
                 region = _region(self._top if outer is None else outer.inside, path, range_.category.value, outer)
                 if not torch._C._len_torch_dispatch_stack():
-                    region.unknown[OUT_OF_REACH] = region.unknown.get(OUT_OF_REACH, 0) + 1
+                    region.unknown[OUT_OF_REACH] += 1
                 at = _Open(Call(region, at.layer), at.phase)
             elif range_.category in PHASE_CATEGORIES:
                 at = _Open(at.layer, Call(_region(self._top, NO_LAYER, range_.text)))
@@ -90,8 +90,7 @@ class FlopCounter:
     def add_unknown(self, operator: str) -> None:
         """Note an operator of unknown work that ran on the calling thread."""
         with self._lock:
-            region = self._here().region
-            region.unknown[operator] = region.unknown.get(operator, 0) + 1
+            self._here().region.unknown[operator] += 1
 
     def add(self, operator: Any, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Count an operator that ran on the calling thread, and its memory traffic."""

@@ -7,6 +7,7 @@ others read of it, each storage once, and what it changes in place.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from nvprof_kit._instrument.flops.traffic import Accesses, Run, Storage, Views
@@ -34,7 +35,7 @@ class Region:
     calls: int = 0
     fused_bytes: int = 0
     work: list[Run] = field(default_factory=list)
-    unknown: dict[str, int] = field(default_factory=dict)
+    unknown: Counter[str] = field(default_factory=Counter)
     inside: dict[tuple[str, str], Region] = field(default_factory=dict)
 
 

@@ -138,9 +138,11 @@ def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path: Path) 
 MODELS = sorted(path.name.partition(".")[0] for path in (TESTS / "data" / "limits").glob("*.sqlite.xz"))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, "../ncu/limits/run"])
 def test_no_layer_of_ten_models_is_faster_than_its_limit(model: str) -> None:
-    """Dense, MoE, SSM, ViT, diffusion, encoder-decoder, LoRA, checkpointed, compiled and decode on an H100."""
+    """Dense, MoE, SSM, ViT, diffusion, encoder-decoder, LoRA, checkpointed, compiled and decode on an H100; and a Llama
+    of 7B shape and five models beside each other on an H200.
+    """
     result = nvprof_kit.open(TESTS / "data" / "limits" / f"{model}.sqlite.xz").flops()
     rows = result.rows
     assert "of limit" in str(result), "also of equal blocks that are one row"
