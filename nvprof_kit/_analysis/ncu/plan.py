@@ -233,8 +233,9 @@ def plan(
             break
     fewest = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
     gpu_ns = int(times.sum() + other.sum())
+    launches = kernels.launches() * included[:, None]
     return NcuPlan(
-        rows=_rows(kernels, times, measured, gpu_ns, covered=included, above_limit=above_limit),
+        rows=_rows(kernels, times, launches, measured, total_ns=gpu_ns, above=above_limit),
         names=tuple(names[index] for index in chosen),
         invocations=invocations,
         measurements=measurements,
@@ -243,7 +244,7 @@ def plan(
         gpu_ns=gpu_ns,
         above_limit_ns=None if above_limit is None else int(goals[0].sum()),
         collectives_ns=collectives_ns,
-        launches=int((kernels.launches() * included[:, None])[:, ~collective].sum()),
+        launches=int(launches[:, ~collective].sum()),
         info=trace.info,
         layer=layer,
         phase=phase,
@@ -371,33 +372,31 @@ def _choose_launches(
 def _rows(
     kernels: Kernels,
     times: Int64Array,
-    measured: npt.NDArray[np.bool_],
-    total_ns: int,
+    launches: Int64Array,
+    measured: Bools,
     *,
-    covered: npt.NDArray[np.bool_],
-    above_limit: Int64Array | None,
+    total_ns: int,
+    above: Int64Array | None,
 ) -> pd.DataFrame:
     import pandas as pd
 
-    time, launches = times.sum(axis=0), (kernels.launches() * covered[:, None]).sum(axis=0)
-    weight = time if above_limit is None else above_limit.sum(axis=0)
-    order = [int(index) for index in np.argsort(-weight, kind="stable") if measured[index]]
-    shares = time[order] / total_ns
-    chosen = [kernels.signatures[index] for index in order]
+    chosen = [(index, signature) for index, signature in enumerate(kernels.signatures) if measured[index]]
     rows = {
-        "kernel": [signature.name for signature in chosen],
-        "grid": [size_text(signature.grid) for signature in chosen],
-        "block": [size_text(signature.block) for signature in chosen],
-        "registers": [signature.registers for signature in chosen],
-        "shared_bytes": [signature.shared_bytes for signature in chosen],
-        "launches": launches[order],
-        "gpu_ns": time[order],
-        "share": shares,
-        "covered": np.cumsum(shares),
-        **({} if above_limit is None else {"above_limit_ns": weight[order]}),
+        "kernel": [signature.name for _, signature in chosen],
+        "grid": [size_text(signature.grid) for _, signature in chosen],
+        "block": [size_text(signature.block) for _, signature in chosen],
+        "registers": [signature.registers for _, signature in chosen],
+        "shared_bytes": [signature.shared_bytes for _, signature in chosen],
+        "launches": launches.sum(axis=0)[measured],
+        "gpu_ns": times.sum(axis=0)[measured],
+        **({} if above is None else {"above_limit_ns": above.sum(axis=0)[measured]}),
     }
-    table: pd.DataFrame = pd.DataFrame({name: rows[name] for name in COLUMNS if name in rows})
-    return table
+    by = "gpu_ns" if above is None else "above_limit_ns"
+    table = pd.DataFrame(rows).sort_values(by, ascending=False, kind="stable", ignore_index=True)
+    table["share"] = table["gpu_ns"] / total_ns
+    table["covered"] = table["share"].cumsum()
+    in_order: pd.DataFrame = table[[name for name in COLUMNS if name in table]]
+    return in_order
 
 
 def size_text(size: tuple[int, int, int]) -> str:
