@@ -15,10 +15,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from nvprof_kit._trace.joins import distinct_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -298,9 +300,6 @@ def union(starts: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Ar
     return starts[first_of_run], latest_end[np.append(first_of_run[1:] - 1, len(order) - 1)]
 
 
-_DENSE = 4
-"""Sums are looked up by key if there are at most this many possible keys per row."""
-
 _BLOCK = 1 << 18
 """Intervals processed at a time, to limit memory."""
 
@@ -341,12 +340,12 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
     return exact_sums(group[order], finishes, groups)
 
 
-def exact_sums(group: Integers, values: Int64Array, groups: int) -> Int64Array:
+def exact_sums(group: npt.NDArray[np.integer[Any]], values: Int64Array, groups: int) -> Int64Array:
     """Sums of integers by group, exact up to 2**53 per group (104 days in ns)."""
     return np.bincount(group, weights=values, minlength=groups).astype(np.int64)
 
 
-def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[list[Int64Array], list[Int64Array]]:
+def sums_by(keys: Sequence[Integers], values: Iterable[Int64Array]) -> tuple[list[Int64Array], list[Int64Array]]:
     """Sums of integers by several keys: the key combinations that occur, sorted, and the sums.
 
     Same result as pandas `groupby`, which is several times slower for a million rows.
@@ -355,20 +354,8 @@ def sums_by(keys: Sequence[Int64Array], values: Iterable[Int64Array]) -> tuple[l
         keys: Integers, shape ``(n,)`` each.
         values: Integers, shape ``(n,)`` each.
     """
-    code = joined(keys)
-    codes_count = 0 if code is None else int(code.max(initial=-1)) + 1
-    if code is not None and codes_count <= _DENSE * len(code):  # without a sort, which takes several times as long
-        present = np.flatnonzero(np.bincount(code, minlength=codes_count))
-        row = np.empty(codes_count, dtype=np.int64)
-        row[code] = np.arange(len(code))
-        return [key[row[present]] for key in keys], [exact_sums(code, value, codes_count)[present] for value in values]
-    order = np.lexsort(keys[::-1]) if code is None else np.argsort(code, kind="stable")
-    sorted_keys = [key[order] for key in (keys if code is None else [code])]
-    is_first = np.ones(len(order), dtype=bool)
-    is_first[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
-    first = np.flatnonzero(is_first)
-    sums = [np.add.reduceat(value[order], first) if len(first) else value[:0] for value in values]
-    return [key[order[first]] for key in keys], sums
+    rows, group = distinct_rows(*(key.astype(np.int64) for key in keys))
+    return rows, [exact_sums(group, value, len(rows[0])) for value in values]
 
 
 def joined(keys: Sequence[Integers]) -> Int64Array | None:

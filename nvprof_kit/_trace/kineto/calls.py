@@ -41,15 +41,13 @@ def read_calls(events: Events, process: int) -> dict[str, Any]:
     }
 
 
-def read_loads(events: Events) -> dict[str, Any]:
+def read_loads(events: Events, process: int) -> dict[str, Any]:
     """Columns of the schema's ``loads``: calls that load code, and torch.compile's events."""
     loads = events.calls
     loads = loads.take(loads.by_name(lambda name: LOADS_CODE.match(name) is not None, bool))
     cpu_events = joined([events.of(OPERATORS), events.of(ANNOTATIONS)])
-    loads_and_compiles = joined(
-        [loads, cpu_events.take(cpu_events.by_name(lambda name: name.endswith(_COMPILES), bool))]
-    )
-    return {"start_ns": loads_and_compiles.start_ns, "end_ns": loads_and_compiles.end_ns}
+    compiles = cpu_events.take(cpu_events.by_name(lambda name: name.endswith(_COMPILES), bool))
+    return joined([loads, compiles]).columns(process)
 
 
 def read_frames(events: Events, process: int) -> dict[str, Any]:

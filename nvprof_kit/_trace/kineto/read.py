@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,16 @@ _NO_GPU = Issue(
     "no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is "
     "running",
 )
+
+
+_OPTIONAL: Mapping[str, Callable[[Events, int], dict[str, Any]]] = {
+    "calls": read_calls,
+    "loads": read_loads,
+    "collectives": read_collectives,
+    "shapes": read_shapes,
+    "frames": read_frames,
+}
+"""The readers of the optional tables."""
 
 
 def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
@@ -98,11 +108,7 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
         api=make_frame("api", api),
         ops=make_frame("ops", ops),
         graph_nodes=empty_frame("graph_nodes"),
-        calls=make_frame("calls", read_calls(events, process)) if "calls" in optional else None,
-        loads=make_frame("loads", read_loads(events)) if "loads" in optional else None,
-        collectives=make_frame("collectives", read_collectives(events, process)) if "collectives" in optional else None,
-        shapes=make_frame("shapes", read_shapes(events, process)) if "shapes" in optional else None,
-        frames=make_frame("frames", read_frames(events, process)) if "frames" in optional else None,
+        **{name: make_frame(name, read(events, process)) for name, read in _OPTIONAL.items() if name in optional},
         operators=None if operators is None else make_frame("operators", operators),
     )
 
