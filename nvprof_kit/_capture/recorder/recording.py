@@ -36,8 +36,14 @@ NOTHING_COUNTED = (
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed", "colossalai")
-"""How the names of programs and modules begin that import torch and start the ranks to record."""
+LAUNCHERS = frozenset(
+    {
+        *("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "colossalai"),
+        *("accelerate", "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner"),
+        "deepspeed.launcher.launch",
+    }
+)
+"""Programs and modules that import torch and start the ranks to record."""
 
 
 def say(text: str) -> None:
@@ -48,7 +54,8 @@ def say(text: str) -> None:
 
 def begin_recording(variable: str) -> None:
     """Record this process, which has imported torch, as a variable of the environment says, but not its children."""
-    if any(Path(word).name.startswith(LAUNCHERS) for word in sys.orig_argv[1:4]):
+    program = next((word for word in sys.orig_argv[1:] if not word.startswith("-")), "")  # a script, or -m MODULE
+    if Path(program).name in LAUNCHERS:
         return
     settings = json.loads(os.environ.pop(variable, "null"))
     if settings is None:

@@ -143,17 +143,17 @@ def test_signals_wait_while_a_trace_is_written() -> None:
 @pytest.mark.parametrize(
     "launch",
     [
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"],
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "accelerate_loop.py", "deepspeed"],
         [
             "sh",
             "-c",
-            f"for r in 0 1; do OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_SIZE=2 {sys.executable} train.py; done",
+            f"for rank in 0 1; do PMI_RANK=$rank PMI_SIZE=2 {sys.executable} accelerate_loop.py deepspeed; done",
         ],
     ],
     ids=["torchrun", "as mpirun"],
 )
 def test_each_rank_of_a_launcher_leaves_a_trace(launch: list[str], tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(STEPS)
+    (tmp_path / "accelerate_loop.py").write_text(STEPS)  # which is no launcher
     done = execute(*NVPROF_KIT, "record", "--", *launch, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("*.gz")) == ["run.rank0.json.gz", "run.rank1.json.gz"]
