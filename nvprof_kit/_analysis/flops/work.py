@@ -254,5 +254,5 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
     work = Program(counts, peaks).of_rows(rows, result.steps.count, compiled)
     work["of_limit"] = work["limit_ns"] / rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
     work["flop"] = work["flops"]
-    known = {name: work[name] for name in LIMITS if work[name].notna().any()}
-    return replace(result, rows=rows.assign(**known), peaks=peaks)
+    limits = {name: work[name] for name in LIMITS if work[name].notna().any()}
+    return replace(result, rows=rows.assign(**limits), peaks=peaks)

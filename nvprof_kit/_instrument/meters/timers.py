@@ -33,8 +33,8 @@ class _Call:
     start_s: float = 0.0
     began_ns: int = 0
     ended_ns: int = 0
-    begin: Any = None
-    end: Any = None
+    start_event: Any = None
+    end_event: Any = None
 
 
 class _Open(threading.local):
@@ -98,7 +98,7 @@ class GlobalTimer:
         self._open.calls.setdefault(name, []).append(call)
         if session.backend is not None:
             session.backend.open(range_, call)
-        call.begin = _mark_gpu()
+        call.start_event = _mark_gpu()
         call.start_s = time.time()
         call.began_ns = time.perf_counter_ns()
 
@@ -113,14 +113,14 @@ class GlobalTimer:
             return
         call = calls.pop()
         call.ended_ns = ended_ns
-        if call.begin is not None:
-            call.end = _mark_gpu()
+        if call.start_event is not None:
+            call.end_event = _mark_gpu()
         if session.backend is not None:
             session.backend.close(call)
         with self._lock:
             self._waiting.append(call)
             waiting = self._waiting if self.enabled else ()  # else it has been closed meanwhile
-            while waiting and (waiting[0].end is None or (not _capturing() and waiting[0].end.query())):
+            while waiting and (waiting[0].end_event is None or (not _capturing() and waiting[0].end_event.query())):
                 self._write(self._waiting.popleft())
 
     def stage(self, name: str) -> Stage:
@@ -137,8 +137,8 @@ class GlobalTimer:
         with self._lock:
             while self._waiting:
                 call = self._waiting.popleft()
-                if call.end is not None:
-                    call.end.synchronize()
+                if call.end_event is not None:
+                    call.end_event.synchronize()
                 self._write(call)
         return self._path()
 
@@ -151,9 +151,9 @@ class GlobalTimer:
 
     def _write(self, call: _Call) -> None:
         cpu_ns, gpu_ms = call.ended_ns - call.began_ns, float("nan")
-        if call.end is not None:
+        if call.end_event is not None:
             with suppress(RuntimeError, ValueError):  # its events are on two devices
-                gpu_ms = call.begin.elapsed_time(call.end)
+                gpu_ms = call.start_event.elapsed_time(call.end_event)
         end_s = call.start_s + cpu_ns / 1e9
         try:
             if self._file is None:
