@@ -89,7 +89,7 @@ class Program(Operations):
         times: Breakdown | None = None,
         waited_ns: int = 0,
     ) -> None:
-        super().__init__(operations.trace, known=operations)
+        super().__init__(operations.trace, operations=operations)
         self.choice = choose_steps(self.trace, self.attribution, steps)
         self.times = times or breakdown_of(self.trace, self.attribution, self.classes, self.choice)
         rows = self.times.steps

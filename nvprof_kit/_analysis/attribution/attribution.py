@@ -134,26 +134,26 @@ class Operations:
     Args:
         trace: The capture, with the operations' names.
         own_rules: The user's rules for kernel classes, tried before the built-in ones.
-        known: The same operations, to reuse their attribution and classes across several reports.
+        operations: The same operations, to reuse their attribution and classes across several reports.
     """
 
-    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), known: Operations | None = None) -> None:
-        self.trace, self._own_rules, self._known = trace, own_rules, known
+    def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), operations: Operations | None = None) -> None:
+        self.trace, self._own_rules, self._operations = trace, own_rules, operations
 
     @cached_property
     def ranges(self) -> Ranges:
         """What the ranges of the capture mean."""
-        return understand(self.trace) if self._known is None else self._known.ranges
+        return understand(self.trace) if self._operations is None else self._operations.ranges
 
     @cached_property
     def attribution(self) -> Attribution:
         """The owner of each operation."""
-        return attribute(self.trace, self.ranges) if self._known is None else self._known.attribution
+        return attribute(self.trace, self.ranges) if self._operations is None else self._operations.attribution
 
     @cached_property
     def classes(self) -> KernelClasses:
         """The class of each operation."""
-        return classify(self.trace.ops, self._own_rules) if self._known is None else self._known.classes
+        return classify(self.trace.ops, self._own_rules) if self._operations is None else self._operations.classes
 
 
 def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:

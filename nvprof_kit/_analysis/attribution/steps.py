@@ -180,11 +180,11 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     slow = np.zeros(len(wall), dtype=bool)
     if len(wall) >= ENOUGH and wall[0] > LONGER * median:
         # a phase that no other step has, such as a prefill before decoding, is no warm-up
-        first, others = (
+        in_first, in_later = (
             np.bincount(attribution.phase[is_step], minlength=len(attribution.phases)) > 0
             for is_step in (attribution.step == 0, attribution.step > 0)
         )
-        slow[0] = not (first & ~others).any()
+        slow[0] = not (in_first & ~in_later).any()
     warm = loads | slow
     if warm.all():
         return StepChoice(chosen)

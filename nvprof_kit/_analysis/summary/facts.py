@@ -30,7 +30,7 @@ class Facts(Operations):
     """
 
     def __init__(self, operations: Operations, by_step: bool, steps: StepOptions) -> None:
-        super().__init__(operations.trace, known=operations)
+        super().__init__(operations.trace, operations=operations)
         self.by_step, self._steps = by_step, steps
 
     @cached_property
