@@ -224,8 +224,21 @@ def _split(sequence: Sequence) -> list[Pass]:
             is_softmax = [bool((sequence.coarse[a.first : a.last + 1] == _SOFTMAX).all()) for a in pass_anchors]
             if len(is_softmax) > 3 and sum(is_softmax) == 1:  # at an edge: it pools what the blocks give
                 pass_anchors = pass_anchors[int(is_softmax[0]) : len(is_softmax) - int(is_softmax[-1])]
-            passes.append(Pass(direction, pass_anchors))
+            passes.append(Pass(direction, _join_without_norm(sequence, pass_anchors)))
     return _with_bounds(passes, len(sequence.token))
+
+
+def _join_without_norm(sequence: Sequence, anchors: list[Anchor]) -> list[Anchor]:
+    """Join anchors of one block, as those of sparse attention: none of what is between them has a norm, all that is
+    between others has, and each block has as many.
+    """
+    has_norm = [(sequence.coarse[a.last + 1 : b.first] == _NORM).any() for a, b in pairwise(anchors)]
+    starts = [0, *(1 + np.flatnonzero(has_norm)).tolist()]
+    sizes = np.diff([*starts, len(anchors)])
+    size = int(sizes[0]) if len(anchors) else 1
+    if len(starts) < _LEAST_RUN or size == 1 or (sizes != size).any():
+        return anchors
+    return [anchors[start]._replace(last=anchors[start + size - 1].last) for start in starts]
 
 
 def _with_bounds(passes: list[Pass], size: int) -> list[Pass]:
@@ -365,6 +378,10 @@ def _split_stacks(sequence: Sequence, model_pass: Pass) -> list[int]:
     )
     if not 2 <= change <= len(gaps) - 3 or not (is_one_kind or is_in_turn):
         return []
+    products = [np.count_nonzero(sequence.product[span]) for span in spans]
+    first = change + (len(gaps) - change + 1) % 2
+    if is_in_turn and model_pass.direction == FORWARD and max(products[first::2]) < min(products[first + 1 :: 2]):
+        return [first]  # a decoder: what is between its two attentions lacks what every block has
     turn = slice(None, None, -1 if model_pass.direction == FORWARD else 1)
     size = min(len(gaps[0]), len(gaps[-1]))
     differs = np.append(gaps[0][turn][:size] != gaps[-1][turn][:size], True)
@@ -591,10 +608,17 @@ def _stack_of(stacks: list[Pass], model_pass: Pass, sequence: Sequence) -> int:
     """The stack that a pass runs, a new one if no stack is alike."""
     for number, other in enumerate(stacks):
         likeness = len(other.blocks) == len(model_pass.blocks) and other.width == model_pass.width
+        likeness = likeness and _inputs(other, sequence) == _inputs(model_pass, sequence)
         if likeness and similarity(_inside(other, sequence), _inside(model_pass, sequence)) >= _SAME_STACK:
             return number
     stacks.append(model_pass)
     return len(stacks) - 1
+
+
+def _inputs(model_pass: Pass, sequence: Sequence) -> float:
+    """How many matrix products the blocks of a pass have before their attention."""
+    products = [np.count_nonzero(sequence.product[block.first : block.anchors[0].first]) for block in model_pass.blocks]
+    return float(np.median(products))
 
 
 def _inside(model_pass: Pass, sequence: Sequence) -> Int64Array:
