@@ -9,7 +9,7 @@ Where the two leave a choice, a block ends with the sum of its residual stream.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
@@ -47,59 +47,81 @@ _HOPELESS = 25.0
 """An alignment that is so much worse than the best is not continued."""
 _LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
+_LEAST_WORK = 100_000
+"""So many steps of alignments a sequence may take, and one for every fourth kernel, before it is given up."""
 
 
 class Aligner:
-    """Aligns stretches of one sequence; the same two are aligned once."""
+    """Aligns stretches of one sequence; the same two are aligned once.
+
+    Attributes:
+        work: Steps of alignments that are left until the sequence is given up.
+    """
 
     def __init__(self, sequence: Sequence) -> None:
         self._is_norm, self._is_product = sequence.is_norm, sequence.is_product
         self._skip = np.where(sequence.is_product, _PRODUCT, np.where(sequence.is_sum, _SUM, _EXTEND))
         self._scores: dict[tuple[bytes, bytes], FloatArray] = {}
+        self.work = max(_LEAST_WORK, len(sequence.token) // 4)
 
-    def start(self, tokens: Int64Array, other: Int64Array) -> FloatArray:
-        """How well the start of `tokens` agrees with each start of `other`.
+    def start(self, tokens: Int64Array, others: Iterable[Int64Array]) -> list[FloatArray]:
+        """How well the start of `tokens` agrees with each start of each of `others`.
 
         Returns:
-            The score of the best alignment of ``other[:length]`` with any start of `tokens`, by length: 1 for each
-            kernel in common, less for those that differ. Gaps cost little more when they are long, but each matrix
-            product and each sum in them. Shape ``(len(other) + 1,)``.
+            For each of `others` the score of the best alignment of ``other[:length]`` with any start of `tokens`, by
+            length: 1 for each kernel in common, less for those that differ. Gaps cost little more when they are long,
+            but each matrix product and each sum in them. Shape ``(len(other) + 1,)`` each.
         """
-        tokens, other = (
-            np.ascontiguousarray(tokens[: min(_LONGEST, len(other) + _LONGEST // 8)]),
-            np.ascontiguousarray(other),
-        )
-        key = tokens.tobytes(), other.tobytes()
-        if key not in self._scores:
-            self._scores[key] = self._align(tokens, other[:_LONGEST], len(other) + 1)
-        return self._scores[key]
+        others = [np.ascontiguousarray(other) for other in others]
+        start = np.ascontiguousarray(tokens[: _LONGEST + _LONGEST // 8]).tobytes()
+        keys = [(start, other.tobytes()) for other in others]
+        groups: dict[int, dict[tuple[bytes, bytes], Int64Array]] = defaultdict(dict)
+        for key, other in zip(keys, others, strict=True):
+            if key not in self._scores:
+                groups[len(other).bit_length()][key] = other
+        for group in groups.values():
+            longest = max(len(other) for other in group.values())
+            scores = self._align(tokens[: min(_LONGEST, longest + _LONGEST // 8)], list(group.values()))
+            self._scores.update(zip(group, scores, strict=True))
+        return [self._scores[key] for key in keys]
 
-    def end(self, tokens: Int64Array, other: Int64Array) -> FloatArray:
-        """How well the end of `tokens` agrees with each end of `other`, by length."""
-        return self.start(tokens[::-1], other[::-1])
+    def end(self, tokens: Int64Array, others: Iterable[Int64Array]) -> list[FloatArray]:
+        """How well the end of `tokens` agrees with each end of each of `others`, by length."""
+        return self.start(tokens[::-1], [other[::-1] for other in others])
 
-    def _align(self, tokens: Int64Array, other: Int64Array, size: int) -> FloatArray:
-        best = np.full(size, -np.inf)
-        skipped = np.concatenate([[0.0], np.cumsum(self._skip[other])])
+    def _align(self, tokens: Int64Array, others: list[Int64Array]) -> list[FloatArray]:
+        """Align `tokens` with all of `others` at once, a row each."""
+        length = min(max(len(other) for other in others), _LONGEST)
+        other = np.full((len(others), length), -1)
+        for row, stretch in zip(other, others, strict=True):
+            row[: len(stretch)] = stretch[:length]
+        weight = np.where(other < 0, 0.0, self._skip[other])
+        norm, product = (np.where(other < 0, False, kind[other]) for kind in (self._is_norm, self._is_product))
+        skipped = np.concatenate([np.zeros((len(others), 1)), np.cumsum(weight, axis=1)], axis=1)
         above = skipped + np.where(skipped < 0, _OPEN, 0.0)
-        vertical = np.full(len(other) + 1, -np.inf)
-        best[: len(above)] = above
-        weight, norm, product = self._skip[other], self._is_norm[other], self._is_product[other]
+        best, vertical = above.copy(), np.full(above.shape, -np.inf)
         for token in tokens.tolist():
+            self.work -= 1 + other.size // 1000
             vertical = np.maximum(vertical, above + _OPEN) + self._skip[token]
             column = vertical.copy()
             differ = np.minimum(weight, self._skip[token]) + _MISMATCH
-            differ = np.where(norm & self._is_norm[token], _AKIN, differ)
-            differ = np.where(product & self._is_product[token], _OTHER_PRODUCT, differ)
-            column[1:] = np.maximum(column[1:], above[:-1] + np.where(other == token, _MATCH, differ))
+            if self._is_norm[token]:
+                differ[norm] = _AKIN
+            if self._is_product[token]:
+                differ[product] = _OTHER_PRODUCT
+            differ[other == token] = _MATCH
+            column[:, 1:] = np.maximum(column[:, 1:], above[:, :-1] + differ)
             # a gap in `other`: the best of all columns to the left, minus what the gap costs
-            before = np.maximum.accumulate(column - skipped)
-            column[1:] = np.maximum(column[1:], before[:-1] + _OPEN + skipped[1:])
-            best[: len(column)] = np.maximum(best[: len(column)], column)
-            if column.max() < best.max() - _HOPELESS:
+            before = np.maximum.accumulate(column - skipped, axis=1)
+            column[:, 1:] = np.maximum(column[:, 1:], before[:, :-1] + _OPEN + skipped[:, 1:])
+            best = np.maximum(best, column)
+            if (column.max(axis=1) < best.max(axis=1) - _HOPELESS).all():
                 break
             above = column
-        return best
+        ends = [np.full(max(len(stretch) - length, 0), -np.inf) for stretch in others]
+        return [
+            np.append(scores[: len(stretch) + 1], end) for scores, stretch, end in zip(best, others, ends, strict=True)
+        ]
 
 
 def similarity(tokens: Int64Array, other: Int64Array) -> float:
@@ -481,8 +503,8 @@ def _cut(
     borders = [left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)]
     starts = _distinct([token[border:end] for border, (_, end) in zip(borders, spans, strict=True)])
     ends = _distinct([token[start:border] for border, (start, _) in zip(borders, spans, strict=True)])
-    _, start = max((_longest(aligner.end(section, before)) for section in starts), default=(0.0, 0))
-    _, end = max((_longest(aligner.start(section, after)) for section in ends), default=(0.0, 0))
+    _, start = max((_longest(aligner.end(section, [before])[0]) for section in starts), default=(0.0, 0))
+    _, end = max((_longest(aligner.start(section, [after])[0]) for section in ends), default=(0.0, 0))
     return [groups[0][0].first - start, *borders, groups[-1][-1].last + 1 + end]
 
 
@@ -521,14 +543,14 @@ def _borders(
     lengths: dict[bytes, int] = {}
     ends, starts = [edges[0]], [edges[1]]
     while len(lengths) < len(span_of):
-        options: dict[bytes, tuple[float, int]] = {}
-        for key, (start, end) in span_of.items():
-            if key in lengths:
-                continue
-            gap = token[start:end]
-            by_ends = np.max([aligner.start(other, gap) for other in ends], axis=0)
-            by_starts = np.max([aligner.end(other, gap) for other in starts], axis=0)[::-1]
-            options[key] = _border(by_ends, by_starts, preference[start : end + 1])
+        unsolved = {key: span for key, span in span_of.items() if key not in lengths}
+        gaps = [token[start:end] for start, end in unsolved.values()]
+        by_ends = zip(*(aligner.start(other, gaps) for other in ends), strict=True)
+        by_starts = zip(*(aligner.end(other, gaps) for other in starts), strict=True)
+        options = {
+            key: _border(np.max(of_ends, axis=0), np.max(of_starts, axis=0)[::-1], preference[start : end + 1])
+            for (key, (start, end)), of_ends, of_starts in zip(unsolved.items(), by_ends, by_starts, strict=True)
+        }
         best_share = max(share for share, _ in options.values())
         for key, (share, length) in options.items():
             if share >= best_share - 0.05:
@@ -606,10 +628,14 @@ def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:
 
 def _stack_of(stacks: list[Pass], model_pass: Pass, sequence: Sequence) -> int:
     """The stack that a pass runs, a new one if no stack is alike."""
+    inside = _inside(model_pass)
     for number, other in enumerate(stacks):
-        likeness = len(other.blocks) == len(model_pass.blocks) and other.width == model_pass.width
-        likeness = likeness and _inputs(other, sequence) == _inputs(model_pass, sequence)
-        if likeness and similarity(_inside(other, sequence), _inside(model_pass, sequence)) >= _SAME_STACK:
+        if len(other.blocks) != len(model_pass.blocks) or other.width != model_pass.width:
+            continue
+        if similarity(sequence.token[_inside(other)], sequence.token[inside]) >= _SAME_BLOCK:
+            return number
+        likeness = similarity(sequence.coarse[_inside(other)], sequence.coarse[inside])
+        if likeness >= _SAME_STACK and _inputs(other, sequence) == _inputs(model_pass, sequence):
             return number
     stacks.append(model_pass)
     return len(stacks) - 1
@@ -621,5 +647,5 @@ def _inputs(model_pass: Pass, sequence: Sequence) -> float:
     return float(np.median(products))
 
 
-def _inside(model_pass: Pass, sequence: Sequence) -> Int64Array:
-    return sequence.coarse[model_pass.blocks[0].first : model_pass.blocks[-1].last + 1]
+def _inside(model_pass: Pass) -> slice:
+    return slice(model_pass.blocks[0].first, model_pass.blocks[-1].last + 1)

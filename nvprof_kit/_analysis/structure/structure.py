@@ -128,7 +128,7 @@ class _Ranges:
                 if block.recomputes and layer in forward:
                     tokens = sequence.token[block.first : block.anchors[0].first]
                     other = sequence.token[forward[layer].first : forward[layer].last + 1]
-                    recomputed = int(np.argmax(self._aligner.start(other, tokens)))
+                    recomputed = int(np.argmax(self._aligner.start(other, [tokens])[0]))
                 anchors = (position - block.first for anchor in block.anchors for position in anchor[:2])
                 tokens = sequence.token[block.first : block.last + 1]
                 operators = self._operator[sequence.row[block.first : block.last + 1]]
