@@ -47,8 +47,13 @@ _HOPELESS = 25.0
 """An alignment that is so much worse than the best is not continued."""
 _LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
-_LEAST_WORK = 100_000
-"""So many steps of alignments a sequence may take, and one for every fourth kernel, before it is given up."""
+_LEAST_COMPARED, _LEAST_WORK = 50_000, 20_000
+"""Of passes that repeat none before so many kernels are compared, or every tenth of all, before the others are given
+up; and so many steps of alignments are taken, or one for every fortieth kernel.
+"""
+_LEARNED = 16
+"""Where so many borders of different passes had the kernels around, blocks are divided without an alignment."""
+_PRIME = (1 << 31) - 1
 
 
 class Aligner:
@@ -62,7 +67,7 @@ class Aligner:
         self._is_norm, self._is_product = sequence.is_norm, sequence.is_product
         self._skip = np.where(sequence.is_product, _PRODUCT, np.where(sequence.is_sum, _SUM, _EXTEND))
         self._scores: dict[tuple[bytes, bytes], FloatArray] = {}
-        self.work = max(_LEAST_WORK, len(sequence.token) // 4)
+        self.work = max(_LEAST_WORK, len(sequence.token) // 40)
 
     def start(self, tokens: Int64Array, others: Iterable[Int64Array]) -> list[FloatArray]:
         """How well the start of `tokens` agrees with each start of each of `others`.
@@ -157,17 +162,23 @@ class Pass:
     width: int = 1
     blocks: list[Block] = field(default_factory=list)
     stack: int = -1
+    given_up: bool = False
 
 
-def find_passes(sequence: Sequence) -> list[Pass]:
-    """The passes of a sequence with their blocks, in order; passes without evidence of repetition are left out."""
+def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
+    """The passes of a sequence with their blocks, in order, and how many were given up: in a long sequence those that
+    repeat none before. Passes without evidence of repetition are left out.
+    """
     recomputed_at = np.array([anchor.first for anchor in sequence.anchors if anchor.recomputed], dtype=np.int64)
     passes = _split(sequence)
+    given_up = _give_up(passes, sequence)
     for split in (_split_runs, _split_lone, _split_unlike, _split_stacks):
         passes = _each(passes, sequence, split)
     passes = _with_bounds(_mirrored(passes), len(sequence.token))
     widths: dict[bytes, tuple[int, int]] = {}
     for model_pass in passes:
+        if model_pass.given_up:
+            continue
         span = sequence.token[model_pass.anchors[0].first : model_pass.anchors[-1].last + 1].tobytes()
         if span not in widths or widths[span][0] != len(model_pass.anchors):  # passes with the same kernels are alike
             model_pass.anchors = _join_inner(sequence, model_pass)
@@ -175,10 +186,12 @@ def find_passes(sequence: Sequence) -> list[Pass]:
         model_pass.width = widths[span][1]
     aligner = Aligner(sequence)
     cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
+    around = _around(sequence.token)
+    learned: dict[int, Counter[int]] = {BACKWARD: Counter(), FORWARD: Counter()}
     is_post_norm: bool | None = None
     for direction in (BACKWARD, FORWARD):  # a backward pass tells more of where a block ends
         for index, model_pass in enumerate(passes):
-            if model_pass.direction != direction or not model_pass.width:
+            if model_pass.direction != direction or not model_pass.width or model_pass.given_up:
                 continue
             left, right = model_pass.left, model_pass.right
             before = _outside(sequence, left, model_pass.anchors[0].first, passes[max(index - 1, 0) : index + 1])
@@ -188,7 +201,13 @@ def find_passes(sequence: Sequence) -> list[Pass]:
             positions = (position - left for anchor in model_pass.anchors for position in anchor[:2])
             key = sequence.token[left:right].tobytes(), (direction, model_pass.width, *positions)
             if key not in cuts:
-                edges = _cut(sequence, model_pass, (left, right), aligner, is_post_norm)
+                if aligner.work <= 0:
+                    given_up += 1
+                    continue
+                borders = _learned_borders(model_pass, around, learned[direction])
+                edges = _cut(sequence, model_pass, (left, right), aligner, is_post_norm, borders)
+                if borders is None:
+                    learned[direction].update(around[edges[1:-1]].tolist())
                 cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
                 if direction == BACKWARD:  # of such blocks it begins with a norm's, and ends without one before the sum
                     begins_with_norm, ends_with_norm = (
@@ -201,7 +220,44 @@ def find_passes(sequence: Sequence) -> list[Pass]:
                 first, end = np.searchsorted(recomputed_at, (block.first, block.last + 1))
                 block.recomputes = bool(end > first)
                 model_pass.blocks.append(block)
-    return [model_pass for model_pass in passes if model_pass.width]
+    return [model_pass for model_pass in passes if model_pass.blocks], given_up
+
+
+def _give_up(passes: list[Pass], sequence: Sequence) -> int:
+    """Mark the passes that are given up, as they repeat none before and enough others do not, and count them."""
+    left = max(_LEAST_COMPARED, len(sequence.token) // 10)
+    spans: set[bytes] = set()
+    for model_pass in passes:
+        first, end = model_pass.anchors[0].first, model_pass.anchors[-1].last + 1
+        span = sequence.token[first:end].tobytes()
+        if span not in spans:
+            left -= end - first
+            spans.add(span)
+            model_pass.given_up = left < 0
+    return sum(model_pass.given_up for model_pass in passes)
+
+
+def _around(token: Int64Array) -> Int64Array:
+    """A number for the two kernels before and the two from each position on."""
+    padded = np.concatenate([[0, 0], token + 1, [0]])
+    width = int(token.max(initial=0)) + 2
+    numbers = padded[:-3]
+    for shift in (1, 2, 3):
+        numbers = (numbers * width + padded[shift : len(padded) - 3 + shift]) % _PRIME
+    return numbers
+
+
+def _learned_borders(model_pass: Pass, around: Int64Array, learned: Counter[int]) -> list[int] | None:
+    """Where the blocks of a pass begin: where most borders of earlier passes had the kernels around; None where none
+    had.
+    """
+    borders = []
+    for before, after in pairwise(_groups(model_pass)):
+        counts = [learned[number] for number in around[before[-1].last + 1 : after[0].first].tolist()]
+        if max(counts, default=0) < _LEARNED:
+            return None
+        borders.append(before[-1].last + 1 + counts.index(max(counts)))
+    return borders
 
 
 def _outside(sequence: Sequence, start: int, end: int, passes: list[Pass]) -> Int64Array:
@@ -251,16 +307,20 @@ def _split(sequence: Sequence) -> list[Pass]:
 
 
 def _join_without_norm(sequence: Sequence, anchors: list[Anchor]) -> list[Anchor]:
-    """Join anchors of one block, as those of sparse attention: none of what is between them has a norm, all that is
-    between others has, and each block has as many.
+    """Join anchors of one block, as those of sparse attention: what is between them has no norm, fewer products than
+    what is between others, and does not repeat; and each block has as many.
     """
-    has_norm = [(sequence.coarse[a.last + 1 : b.first] == _NORM).any() for a, b in pairwise(anchors)]
-    starts = [0, *(1 + np.flatnonzero(has_norm)).tolist()]
-    sizes = np.diff([*starts, len(anchors)])
-    size = int(sizes[0]) if len(anchors) else 1
-    if len(starts) < _LEAST_RUN or size == 1 or (sizes != size).any():
+    gaps = [slice(a.last + 1, b.first) for a, b in pairwise(anchors)]
+    has_norm = np.array([(sequence.coarse[gap] == _NORM).any() for gap in gaps], dtype=bool)
+    products = np.array([np.count_nonzero(sequence.product[gap]) for gap in gaps])
+    size = len(anchors) // (1 + np.count_nonzero(has_norm))
+    is_border = np.arange(1, len(anchors)) % size == 0
+    if size == 1 or len(anchors) < 3 * size or (has_norm != is_border).any():
         return anchors
-    return [anchors[start]._replace(last=anchors[start + size - 1].last) for start in starts]
+    repeats = size > 2 and np.median([_likeness(sequence, a, b) for a, b in pairwise(gaps[: size - 1])]) >= _ALIKE
+    if repeats or products[~has_norm].max() >= products[has_norm].min():
+        return anchors
+    return [a._replace(last=b.last) for a, b in zip(anchors[::size], anchors[size - 1 :: size], strict=True)]
 
 
 def _with_bounds(passes: list[Pass], size: int) -> list[Pass]:
@@ -276,6 +336,9 @@ def _each(passes: list[Pass], sequence: Sequence, split: Callable[[Sequence, Pas
     divided: list[Pass] = []
     cuts_of: dict[tuple[bytes, int], list[int]] = {}  # passes with the same kernels are cut alike
     for model_pass in passes:
+        if model_pass.given_up:
+            divided.append(model_pass)
+            continue
         key = sequence.token[model_pass.left : model_pass.right].tobytes(), len(model_pass.anchors)
         if key not in cuts_of:
             cuts_of[key] = split(sequence, model_pass)
@@ -481,26 +544,34 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
 
 
 def _cut(
-    sequence: Sequence, model_pass: Pass, bounds: tuple[int, int], aligner: Aligner, is_post_norm: bool | None
+    sequence: Sequence,
+    model_pass: Pass,
+    bounds: tuple[int, int],
+    aligner: Aligner,
+    is_post_norm: bool | None,
+    borders: list[int] | None,
 ) -> list[int]:
-    """Where the blocks of a pass begin, and where the last one ends."""
+    """Where the blocks of a pass begin, and where the last one ends; `borders` are those between two, where known."""
     token, (left, right) = sequence.token, bounds
     groups = _groups(model_pass)
     before = token[left : groups[0][0].first]
     after = token[groups[-1][-1].last + 1 : right]
     spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
-    sums = sequence.is_sum[token[left:right]]
-    if not all(sums[start - left : end - left].any() for start, end in spans):
-        sums = sequence.sums[left:right]
-    starts_block = np.append(sequence.is_sum_and_norm[token[left + 1 : right]], False)
-    preference = np.append(0.0, np.where(sums | starts_block, _END_OF_BLOCK, 0.0))
-    if is_post_norm is None:  # without a backward pass: three look-ups, of words, positions and types, are BERT's
-        looked_up = sequence.coarse[max(left - 1, 0) : groups[0][0].first] == _EMBEDDING
-        is_post_norm = bool(np.count_nonzero(looked_up) > 2)
-    if is_post_norm and model_pass.direction == FORWARD:
-        preference[1:] += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
-    relative = [(start - left, end - left) for start, end in spans]
-    borders = [left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)]
+    if borders is None:
+        sums = sequence.is_sum[token[left:right]]
+        if not all(sums[start - left : end - left].any() for start, end in spans):
+            sums = sequence.sums[left:right]
+        starts_block = np.append(sequence.is_sum_and_norm[token[left + 1 : right]], False)
+        preference = np.append(0.0, np.where(sums | starts_block, _END_OF_BLOCK, 0.0))
+        if is_post_norm is None:  # without a backward pass: three look-ups, of words, positions and types, are BERT's
+            looked_up = sequence.coarse[max(left - 1, 0) : groups[0][0].first] == _EMBEDDING
+            is_post_norm = bool(np.count_nonzero(looked_up) > 2)
+        if is_post_norm and model_pass.direction == FORWARD:
+            preference[1:] += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
+        relative = [(start - left, end - left) for start, end in spans]
+        borders = [
+            left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)
+        ]
     starts = _distinct([token[border:end] for border, (_, end) in zip(borders, spans, strict=True)])
     ends = _distinct([token[start:border] for border, (start, _) in zip(borders, spans, strict=True)])
     _, start = max((_longest(aligner.end(section, [before])[0]) for section in starts), default=(0.0, 0))

@@ -45,7 +45,7 @@ def add_structure(trace: Trace) -> Trace:
     texts, doubts = [], []
     for sequence in sequences(trace):
         total += int(sequence.duration.sum())
-        passes = find_passes(sequence)
+        passes, given_up = find_passes(sequence)
         stacks = number_blocks(passes, sequence)
         if max((len(model_pass.blocks) for model_pass in passes), default=0) < _LEAST_BLOCKS:
             continue
@@ -60,6 +60,10 @@ def add_structure(trace: Trace) -> Trace:
             texts.append(f"{len(stack.blocks)} {name} in {forward} forward and {backward} backward passes")
             if forward and backward and forward != backward:
                 doubts.append(f"{name} have {forward} forward, {backward} backward passes")
+        if given_up:
+            doubts.append(
+                f"no repetition found in {given_up} of {given_up + len(passes)} passes, which are in no block"
+            )
     if not texts:
         sentence = (
             "nothing names the layers, and the order of kernels shows no blocks that repeat; annotate the model with "
