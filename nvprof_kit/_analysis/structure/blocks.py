@@ -198,6 +198,7 @@ def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
             after = _outside(sequence, model_pass.anchors[-1].last + 1, right, passes[index : index + 2])
             left = int(before[0]) + 1 if len(before) else left
             right = int(after[-1]) + 1 if len(after) else right
+            model_pass.left, model_pass.right = left, right
             positions = (position - left for anchor in model_pass.anchors for position in anchor[:2])
             key = sequence.token[left:right].tobytes(), (direction, model_pass.width, *positions)
             if key not in cuts:
@@ -205,7 +206,7 @@ def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
                     given_up += 1
                     continue
                 borders = _learned_borders(model_pass, around, learned[direction])
-                edges = _cut(sequence, model_pass, (left, right), aligner, is_post_norm, borders)
+                edges = _cut(sequence, model_pass, aligner, is_post_norm, borders)
                 if borders is None:
                     learned[direction].update(around[edges[1:-1]].tolist())
                 cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
@@ -317,7 +318,7 @@ def _join_without_norm(sequence: Sequence, anchors: list[Anchor]) -> list[Anchor
     is_border = np.arange(1, len(anchors)) % size == 0
     if size == 1 or len(anchors) < 3 * size or (has_norm != is_border).any():
         return anchors
-    repeats = size > 2 and np.median([_likeness(sequence, a, b) for a, b in pairwise(gaps[: size - 1])]) >= _ALIKE
+    repeats = size > 2 and min(_likeness(sequence, a, b) for a, b in pairwise(gaps[: size - 1])) >= _ALIKE
     if repeats or products[~has_norm].max() >= products[has_norm].min():
         return anchors
     return [a._replace(last=b.last) for a, b in zip(anchors[::size], anchors[size - 1 :: size], strict=True)]
@@ -546,13 +547,12 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
 def _cut(
     sequence: Sequence,
     model_pass: Pass,
-    bounds: tuple[int, int],
     aligner: Aligner,
     is_post_norm: bool | None,
     borders: list[int] | None,
 ) -> list[int]:
     """Where the blocks of a pass begin, and where the last one ends; `borders` are those between two, where known."""
-    token, (left, right) = sequence.token, bounds
+    token, left, right = sequence.token, model_pass.left, model_pass.right
     groups = _groups(model_pass)
     before = token[left : groups[0][0].first]
     after = token[groups[-1][-1].last + 1 : right]
