@@ -65,12 +65,30 @@ def program(path: Path, kernels: list[str]) -> Path:
         pytest.param([_GEMM, _NORM, _ADD] * 20, id="no attention"),
         pytest.param([_EDGES[0], *_BLOCK, _NORM, _GEMM, _EDGES[1]], id="one block"),
         pytest.param([f"kernel_{17 * number % 31}" for number in range(200)], id="names without an order"),
+        pytest.param([_NORM, "conv_depthwise2d_forward_kernel", _GEMM, "gelu", _GEMM, _ADD] * 20, id="convolutions"),
     ],
 )
 def test_no_layer_is_invented(tmp_path: Path, kernels: list[str]) -> None:
     table = nvprof_kit.open(program(tmp_path / "a.sqlite", kernels)).layers()
     assert set(table.rows["layer"]) == {"(none)"}
     assert any("shows no blocks that repeat" in warning for warning in table.warnings)
+
+
+def test_a_model_without_attention_has_the_kernels_that_recur(tmp_path: Path) -> None:
+    """RWKV's scan, say, is a loop of small kernels: as many as there are words."""
+    block = [_NORM, _GEMM, *["mul_kernel", "exp_kernel"] * 5, _GEMM, _ADD, "layer_norm_kernel", _GEMM, "relu", _ADD]
+    capture = program(tmp_path / "a.sqlite", [_EDGES[0], *block * 5, _NORM, _EDGES[1]] * 2)
+    assert block_names(capture) == {f"blocks.{number}" for number in range(5)}
+
+
+def test_of_many_passes_that_repeat_none_before_the_others_are_given_up(tmp_path: Path) -> None:
+    numbers = iter(range(10**9))
+    kernels: list[str] = []
+    while len(kernels) < 60_000:
+        parts = [part for _ in range(24) for part in (*_BLOCK[:5], *(f"k{next(numbers) % 97}",) * 40, *_BLOCK[5:])]
+        kernels += [_EDGES[0], *parts, _NORM, _GEMM, _EDGES[1]]
+    table = nvprof_kit.open(program(tmp_path / "a.sqlite", kernels)).layers()
+    assert any(re.search(r"24 blocks in .* no repetition found in \d+ of \d+ passes", text) for text in table.warnings)
 
 
 def config(path: Path, model_type: str, architecture: str, **fields: object) -> Path:
