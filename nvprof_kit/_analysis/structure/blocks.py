@@ -47,13 +47,10 @@ _HOPELESS = 25.0
 """An alignment that is so much worse than the best is not continued."""
 _LONGEST = 1200
 """Kernels of each stretch that are compared at most."""
-_LEAST_COMPARED, _LEAST_WORK = 50_000, 20_000
-"""Of passes that repeat none before so many kernels are compared, or every tenth of all, before the others are given
-up; and so many steps of alignments are taken, or one for every fortieth kernel.
+_LEAST_COMPARED, _LEAST_WORK = 40_000, 15_000
+"""Of passes that repeat none before so many kernels are compared, or every 25th of all, before the others are given up;
+and so many steps of alignments are taken, or one for every 60th kernel.
 """
-_LEARNED = 16
-"""Where so many borders of different passes had the kernels around, blocks are divided without an alignment."""
-_PRIME = (1 << 31) - 1
 
 
 class Aligner:
@@ -67,7 +64,7 @@ class Aligner:
         self._is_norm, self._is_product = sequence.is_norm, sequence.is_product
         self._skip = np.where(sequence.is_product, _PRODUCT, np.where(sequence.is_sum, _SUM, _EXTEND))
         self._scores: dict[tuple[bytes, bytes], FloatArray] = {}
-        self.work = max(_LEAST_WORK, len(sequence.token) // 40)
+        self.work = max(_LEAST_WORK, len(sequence.token) // 60)
 
     def start(self, tokens: Int64Array, others: Iterable[Int64Array]) -> list[FloatArray]:
         """How well the start of `tokens` agrees with each start of each of `others`.
@@ -186,8 +183,6 @@ def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
         model_pass.width = widths[span][1]
     aligner = Aligner(sequence)
     cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
-    around = _around(sequence.token)
-    learned: dict[int, Counter[int]] = {BACKWARD: Counter(), FORWARD: Counter()}
     is_post_norm: bool | None = None
     for direction in (BACKWARD, FORWARD):  # a backward pass tells more of where a block ends
         for index, model_pass in enumerate(passes):
@@ -205,10 +200,7 @@ def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
                 if aligner.work <= 0:
                     given_up += 1
                     continue
-                borders = _learned_borders(model_pass, around, learned[direction])
-                edges = _cut(sequence, model_pass, aligner, is_post_norm, borders)
-                if borders is None:
-                    learned[direction].update(around[edges[1:-1]].tolist())
+                edges = _cut(sequence, model_pass, aligner, is_post_norm)
                 cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
                 if direction == BACKWARD:  # of such blocks it begins with a norm's, and ends without one before the sum
                     begins_with_norm, ends_with_norm = (
@@ -226,7 +218,7 @@ def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
 
 def _give_up(passes: list[Pass], sequence: Sequence) -> int:
     """Mark the passes that are given up, as they repeat none before and enough others do not, and count them."""
-    left = max(_LEAST_COMPARED, len(sequence.token) // 10)
+    left = max(_LEAST_COMPARED, len(sequence.token) // 25)
     spans: set[bytes] = set()
     for model_pass in passes:
         first, end = model_pass.anchors[0].first, model_pass.anchors[-1].last + 1
@@ -236,29 +228,6 @@ def _give_up(passes: list[Pass], sequence: Sequence) -> int:
             spans.add(span)
             model_pass.given_up = left < 0
     return sum(model_pass.given_up for model_pass in passes)
-
-
-def _around(token: Int64Array) -> Int64Array:
-    """A number for the two kernels before and the two from each position on."""
-    padded = np.concatenate([[0, 0], token + 1, [0]])
-    width = int(token.max(initial=0)) + 2
-    numbers = padded[:-3]
-    for shift in (1, 2, 3):
-        numbers = (numbers * width + padded[shift : len(padded) - 3 + shift]) % _PRIME
-    return numbers
-
-
-def _learned_borders(model_pass: Pass, around: Int64Array, learned: Counter[int]) -> list[int] | None:
-    """Where the blocks of a pass begin: where most borders of earlier passes had the kernels around; None where none
-    had.
-    """
-    borders = []
-    for before, after in pairwise(_groups(model_pass)):
-        counts = [learned[number] for number in around[before[-1].last + 1 : after[0].first].tolist()]
-        if max(counts, default=0) < _LEARNED:
-            return None
-        borders.append(before[-1].last + 1 + counts.index(max(counts)))
-    return borders
 
 
 def _outside(sequence: Sequence, start: int, end: int, passes: list[Pass]) -> Int64Array:
@@ -539,39 +508,30 @@ def _width(sequence: Sequence, model_pass: Pass) -> int:
     if not neighbours:
         return 1
     best = np.maximum([0.0, *neighbours], [*neighbours, 0.0])
-    least = _ALIKE if len(every_second) > 1 else _SAME_BLOCK
-    repeats = bool(every_second) and float(np.median(every_second)) >= least
+    threshold = _ALIKE if len(every_second) > 1 else _SAME_BLOCK
+    repeats = bool(every_second) and float(np.median(every_second)) >= threshold
     return int(repeats or float(np.median(best)) >= _ALIKE)
 
 
-def _cut(
-    sequence: Sequence,
-    model_pass: Pass,
-    aligner: Aligner,
-    is_post_norm: bool | None,
-    borders: list[int] | None,
-) -> list[int]:
-    """Where the blocks of a pass begin, and where the last one ends; `borders` are those between two, where known."""
+def _cut(sequence: Sequence, model_pass: Pass, aligner: Aligner, is_post_norm: bool | None) -> list[int]:
+    """Where the blocks of a pass begin, and where the last one ends."""
     token, left, right = sequence.token, model_pass.left, model_pass.right
     groups = _groups(model_pass)
     before = token[left : groups[0][0].first]
     after = token[groups[-1][-1].last + 1 : right]
     spans = [(a[-1].last + 1, b[0].first) for a, b in pairwise(groups)]
-    if borders is None:
-        sums = sequence.is_sum[token[left:right]]
-        if not all(sums[start - left : end - left].any() for start, end in spans):
-            sums = sequence.sums[left:right]
-        starts_block = np.append(sequence.is_sum_and_norm[token[left + 1 : right]], False)
-        preference = np.append(0.0, np.where(sums | starts_block, _END_OF_BLOCK, 0.0))
-        if is_post_norm is None:  # without a backward pass: three look-ups, of words, positions and types, are BERT's
-            looked_up = sequence.coarse[max(left - 1, 0) : groups[0][0].first] == _EMBEDDING
-            is_post_norm = bool(np.count_nonzero(looked_up) > 2)
-        if is_post_norm and model_pass.direction == FORWARD:
-            preference[1:] += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
-        relative = [(start - left, end - left) for start, end in spans]
-        borders = [
-            left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)
-        ]
+    sums = sequence.is_sum[token[left:right]]
+    if not all(sums[start - left : end - left].any() for start, end in spans):
+        sums = sequence.sums[left:right]
+    starts_block = np.append(sequence.is_sum_and_norm[token[left + 1 : right]], False)
+    preference = np.append(0.0, np.where(sums | starts_block, _END_OF_BLOCK, 0.0))
+    if is_post_norm is None:  # without a backward pass: three look-ups, of words, positions and types, are BERT's
+        looked_up = sequence.coarse[max(left - 1, 0) : groups[0][0].first] == _EMBEDDING
+        is_post_norm = bool(np.count_nonzero(looked_up) > 2)
+    if is_post_norm and model_pass.direction == FORWARD:
+        preference[1:] += np.where(sequence.coarse[left:right] == _NORM, 2 * _END_OF_BLOCK, 0.0)
+    relative = [(start - left, end - left) for start, end in spans]
+    borders = [left + border for border in _borders(token[left:right], relative, (after, before), preference, aligner)]
     starts = _distinct([token[border:end] for border, (_, end) in zip(borders, spans, strict=True)])
     ends = _distinct([token[start:border] for border, (start, _) in zip(borders, spans, strict=True)])
     _, start = max((_longest(aligner.end(section, [before])[0]) for section in starts), default=(0.0, 0))

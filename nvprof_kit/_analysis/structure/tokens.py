@@ -242,8 +242,8 @@ def _fewest(stretch: Int64Array) -> Int64Array:
     for kernel in kernels[np.argsort(counts, kind="stable")][np.sort(counts) >= 3][:_CANDIDATES].tolist():
         positions = np.flatnonzero(stretch == kernel)
         between = [np.bincount(stretch[a:b], minlength=kernels[-1] + 1) for a, b in pairwise(positions)]
-        alike = [np.minimum(a, b).sum() / np.maximum(a, b).sum() for a, b in pairwise(between)]
-        if min(alike) >= _RECURS and positions[-1] - positions[0] >= len(stretch) / 2:
+        similarities = [np.minimum(a, b).sum() / np.maximum(a, b).sum() for a, b in pairwise(between)]
+        if min(similarities) >= _RECURS and positions[-1] - positions[0] >= len(stretch) / 2:
             return positions
     return np.zeros(0, dtype=np.int64)
 
