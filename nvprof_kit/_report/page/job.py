@@ -300,8 +300,10 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
 
     charges = summed(answer.charges, "wait_ns", CHARGED_TO).rename_axis(index={"rank": "late_rank"}).reset_index()
     charges = charges.assign(share=charges["wait_ns"] / max(answer.total_wait_ns, 1))
-    path = summed(answer.critical_path, "ns", ON_THE_PATH).rename("time_ns").reset_index()
-    path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
+    path = answer.critical_path
+    if len(path):  # else nothing was replayed
+        path = summed(path, "ns", ON_THE_PATH).rename("time_ns").reset_index()
+        path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
     clocks = answer.clocks
     clocks = clocks.sort_values("residual_ns", ascending=False, kind="stable")
     clocks = clocks.assign(residual_us=pd.to_numeric(clocks["residual_ns"], errors="coerce") / 1e3)
