@@ -720,7 +720,7 @@ def _with_work(result: Diff) -> Diff:
     from nvprof_kit._analysis.flops.work import work_per_step
     from nvprof_kit._trace.flops_file import find_flops, read_flops
 
-    files = [find_flops(info.path) for info in (result.base, result.new)]
+    files = [find_flops(info.path) for info in (result.base[0], result.new[0])]
     if None in files or result.unit != "step":
         return result
     layers = result.rows[result.rows["level"] == "layer"]
@@ -728,7 +728,7 @@ def _with_work(result: Diff) -> Diff:
     try:
         base, new = (
             work_per_step(read_flops(file), info, rows)
-            for file, info in zip(filter(None, files), (result.base, result.new), strict=True)
+            for file, info in zip(filter(None, files), (result.base[0], result.new[0]), strict=True)
         )
     except CaptureError as error:
         issue = Issue("counts", "warning", 0.0, f"work is not compared: {error}")

@@ -139,8 +139,7 @@ class Diff(Result):
         gates: The outcome of each gate.
         base_steps, new_steps: Number of compared steps, over all runs.
         warnings: What may be wrong with the comparison.
-        base, new: Recording tool, GPUs and processes of the first capture of each side.
-        base_runs, new_runs: The same for all captures of each side.
+        base, new: Recording tool, GPUs and processes of each capture of a side.
         launches: Kernels per step in BASE and in NEW.
         noise: How much runs of one program are taken to differ.
         notes: How the captures were compared.
@@ -154,14 +153,12 @@ class Diff(Result):
     base_steps: int
     new_steps: int
     warnings: tuple[Issue, ...]
-    base: CaptureInfo
-    new: CaptureInfo
-    base_runs: tuple[CaptureInfo, ...] = ()
-    new_runs: tuple[CaptureInfo, ...] = ()
-    launches: tuple[float, float] = (0.0, 0.0)
-    noise: Noise | None = None
-    notes: tuple[str, ...] = ()
-    unit: str = "step"
+    base: tuple[CaptureInfo, ...]
+    new: tuple[CaptureInfo, ...]
+    launches: tuple[float, float]
+    noise: Noise
+    notes: tuple[str, ...]
+    unit: str
     view: str = "rows"
 
     columns: ClassVar = {"diff": COLUMNS, "diff-kernels": KERNEL_COLUMNS}
@@ -271,10 +268,8 @@ def diff(
         base_steps=sum(len(run.steps) for run in before),
         new_steps=sum(len(run.steps) for run in after),
         warnings=as_issues("compared-anyway", (f"compared in spite of this: {reason}" for reason in reasons)),
-        base=infos[0],
-        new=infos[len(base)],
-        base_runs=tuple(infos[: len(base)]),
-        new_runs=tuple(infos[len(base) :]),
+        base=tuple(infos[: len(base)]),
+        new=tuple(infos[len(base) :]),
         launches=launches,
         noise=noise,
         unit="block" if runs[0].blocks else "step",

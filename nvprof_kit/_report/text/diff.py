@@ -96,8 +96,8 @@ def diff_report(result: Diff) -> list[RenderableType]:
     for row in content.rows:
         grid.add_row(*_cells(row, unit))
     parts: list[RenderableType] = [
-        *_captures("base", result.base_runs or (result.base,), result.base_steps, unit),
-        *_captures("new ", result.new_runs or (result.new,), result.new_steps, unit),
+        *_captures("base", result.base, result.base_steps, unit),
+        *_captures("new ", result.new, result.new_steps, unit),
         "",
         Text(_headline(result), "bold"),
         "",
@@ -108,7 +108,7 @@ def diff_report(result: Diff) -> list[RenderableType]:
         parts += ["", Text(content.kernels_title, "bold"), *map(Text, content.kernels)]
     if content.gates:
         parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in content.gates)]
-    times = "GPU time" if result.base.on_gpu else "no GPU: CPU time of operators"
+    times = "GPU time" if result.base[0].on_gpu else "no GPU: CPU time of operators"
     about = f"{_UNIT.format(unit)}; {times}, and wall time for the {unit}."
     return [*parts, "", *(Text(note, "dim") for note in (about, *content.notes)), *warning_lines(result.warnings)]
 
@@ -126,8 +126,8 @@ def diff_markdown(result: Diff) -> str:
         lines += ["", f"<details><summary>{content.kernels_title}</summary>", "", *kernels, "", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (
-        ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({side.tool}, {', '.join(side.gpus)})"
-        for side, runs in ((result.base, result.base_runs), (result.new, result.new_runs))
+        ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({runs[0].tool}, {', '.join(runs[0].gpus)})"
+        for runs in (result.base, result.new)
     )
     about = f"{base}, {result.base_steps} {unit}s; {new}, {result.new_steps} {unit}s. {_UNIT.format(unit)}."
     return "\n".join([*lines, "", about, *map(_escaped, content.notes)]) + "\n"
@@ -152,10 +152,10 @@ def _headline(result: Diff) -> str:
     noise = result.noise
     if step["verdict"] in ("slower", "faster"):
         changed = f"The {result.unit} is {step['verdict']} by {abs(100 * step['change']):.1f} %: {times}"
-        if noise and noise.assumed:
+        if noise.assumed:
             return f"{changed}, beyond the noise assumed for one run a side ({within(noise.step)})"
         return f"{changed} (p = {step['p']:.2g})"
-    if noise and noise.assumed:
+    if noise.assumed:
         return (
             f"The {result.unit} takes {times} ({change}); one run a side, so the noise between runs is unknown: "
             f"no verdict {within(noise.step)}"

@@ -234,7 +234,7 @@ def test_several_runs_measure_the_noise_from_run_to_run(tmp_path: Path) -> None:
     several = diff(base, [run("new1", 112), run("new2", 118)])
     found = row(several, level="layer", layer="layers.0")
     assert found["verdict"] == "undecided" and found["base_ns"] == 110  # (100 · 120 · 110) ^ (1/3) = 109.7
-    assert (several.base_steps, several.new_steps, len(several.base_runs)) == (15, 10, 3)
+    assert (several.base_steps, several.new_steps, len(several.base)) == (15, 10, 3)
     assert (
         row(diff(base, [run("slow1", 212), run("slow2", 218)]), level="layer", layer="layers.0")["verdict"] == "slower"
     )
