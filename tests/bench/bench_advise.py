@@ -11,8 +11,9 @@ each program: ``name``, ``saving_ms`` (what a step took longer than without the 
 profiler; null if unknown), its spread ``saving_spread_ms`` (between the quartiles of the pairs), ``clean_ms`` and
 ``faulty_ms``, and ``steps`` that were captured. A fault is found if a rule that knows it has a finding at its place. A
 saving is known to 1.57 of its spread over the root of the pairs (the usual interval of a median): where that is more
-than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3. A fault whose removal saved nothing is left
-out. ``--docs`` writes the table into docs/advise.md.
+than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3. Nor where the program ran in a fifth less
+time in its capture than when it was measured. A fault whose removal saved nothing is left out. ``--docs`` writes the
+table into docs/advise.md.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ def planted(folders: list[Path]) -> list[str]:
         ]
         rank, finding = ranked[0] if ranked else (0, None)
         saves = finding.saves_ns * scale if finding else 0.0
-        judges = uncertain < 0.3 * measured
+        # a program that a profiler makes faster was captured on another host than it was measured on
+        captured_ms = advice.wall_ns * scale if steps else 0.0
+        judges = uncertain < 0.3 * measured and not 0 < captured_ms < 0.8 * (program.get("median_faulty_ms") or 0.0)
         ratio = saves / measured if finding and judges else 0.0
         judged += Counter(faults=1, found=bool(ranked), first_three=1 <= rank <= 3, measured=judges)
         judged["saving within 0.7 to 1.3"] += 0.7 <= ratio <= 1.3
@@ -187,14 +190,14 @@ PLANTED = {
     "length-loop": ("sync copies launch small-kernels", r"\(none\)"),
     "embed-to-host": ("copies sync launch", r"\(none\)"),
     "python-layer": ("slow-host-layer", r"\.7\b"),
-    "mask-per-layer": ("unfused-chains small-kernels launch", "att"),
+    "mask-per-layer": ("unfused-chains small-kernels unfused-attention", "att"),
     "list-inputs": ("copies sync", r"\(none\)"),
     "kv-repeat": ("tensor-copies unfused-chains", "att"),
     "act-hand": ("unfused-chains", "mlp|feed_forward"),
     "fp32-mlp": ("fp32-gemms outlier-layer", r"\.4\b"),
     "slot-mapping": ("host-busy copies launch dataloader", r"\(none\)"),
     "chunk-logits": ("logits", r"\(none\)|head"),
-    "relbias": ("unfused-chains small-kernels launch", "att"),
+    "relbias": ("unfused-chains small-kernels unfused-attention", "att"),
     "cache-reorder": ("tensor-copies unfused-chains launch copies", r"\(none\)"),
     "nchw": ("unfused-chains tensor-copies", "stem|conv"),
     "fp32-stem": ("fp32-gemms outlier-layer", "stem"),
@@ -207,7 +210,7 @@ PLANTED = {
     "param-norm-log": ("sync copies launch small-kernels", r"\(none\)"),
     "collate": ("host-busy dataloader launch copies", r"\(none\)|data"),
     "eager-norm": ("unfused-chains", "norm"),
-    "adapter-fp32": ("fp32-gemms unfused-chains", r"proj|att|\.[ab]\b"),
+    "adapter-fp32": ("fp32-gemms unfused-chains", r"proj|att|qkv|\.[ab]\b"),
     "contiguous": ("tensor-copies unfused-chains", "att"),
     "route-python": ("slow-host-layer sync copies", r"\.3\b"),
     "fp32-experts": ("fp32-gemms outlier-layer", r"\.2\b"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from nvprof_kit._analysis.advise.program import (
     BLOCK,
+    CHAIN_LENGTH,
     DOUBLE,
     FEW_TOKENS_NS,
     MANY_PARAMETERS,
@@ -148,9 +149,9 @@ def small_kernels(program: Program) -> Iterator[Finding]:
 
 
 def unfused_chains(program: Program) -> Iterator[Finding]:
-    """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer, or outside
-    layers and the optimizer; those of all equal blocks are one finding, but those of a block that has more than its
-    peers, as in `outlier-layer`, another.
+    """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer, with
+    shorter runs in the same call, or outside layers and the optimizer; those of all equal blocks are one finding, but
+    those of a block that has more than its peers, as in `outlier-layer`, another.
 
     Saves: All but one pass over memory, and what the GPU waits for their launches.
     """
@@ -164,12 +165,13 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
     # outside layers there is no name, but each place in the loop begins with the same kernel
-    first = chains["name"].cat.codes.groupby(chains["chain"]).transform("first").where(chains["layer"] == NO_LAYER, -1)
+    first = chains["name"].cat.codes.groupby(chains["run"]).transform("first").where(chains["layer"] == NO_LAYER, -1)
     keys = ["block_kind", chains["block"].cat.codes.where(chains["block"].isin(outliers), -1), first]
     for _, same in chains.groupby(keys, observed=True):
         layer, phase = costliest(same, "ns")
+        long = same[same["length"] >= CHAIN_LENGTH]
         evidence = (
-            f"{same['chain'].nunique()} chains of {same['length'].min()} or more such kernels, "
+            f"{long['run'].nunique()} chains of {long['length'].min()} or more such kernels, "
             f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the longest has "
             f"{same['length'].max()} kernels"
         )
@@ -191,7 +193,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
 
 def tensor_copies(program: Program) -> Iterator[Finding]:
     """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, but not beside
-    other light kernels in a chain, take 2 % or more in equal layers.
+    other light kernels in a chain, take 2 % or more in equal blocks.
 
     Saves: Their time, and what the GPU waits for their launches.
     """
@@ -199,11 +201,12 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     is_copy = (kernels["kernel_class"] == "copy") & matching(kernels["name"], _COPIES)
     is_copy |= matching(kernels["name"], _LAYOUT)
     of_others = chains.index[~chains["only_copies"]].union(program.score_kernels.index)
+    of_others = of_others.union(program.mask_kernels.index)
     is_copy &= ~kernels.index.isin(of_others)
     is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
         (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")
     )
-    for _, same in kernels[is_copy].groupby("layer_kind", observed=True):
+    for _, same in kernels[is_copy].groupby("block_kind", observed=True):
         saves = program.cost_ns(same)
         if saves < COPIES_SHARE * program.wall_ns:
             continue
@@ -285,11 +288,23 @@ def double_precision(program: Program) -> Iterator[Finding]:
 
 def unfused_attention(program: Program) -> Iterator[Finding]:
     """Two or more layers run a softmax between two products, and no fused attention: softmax, scale, mask and casts of
-    the scores.
+    the scores; or they make a mask before fused attention in each call.
 
     Saves: Their time.
     """
-    scores = program.score_kernels
+    masks, scores = program.mask_kernels, program.score_kernels
+    if masks["layer"].nunique() >= 2 and program.cost_ns(masks) >= COPIES_SHARE * program.wall_ns:
+        saves = program.cost_ns(masks)
+        evidence = (
+            f"{program.of_wall(saves)} in kernels that make a mask before fused attention, in "
+            f"{masks['layer'].nunique()} layers"
+        )
+        yield program.finding_in_ops(
+            "unfused-attention", "A mask is made in each attention", evidence, masks, saves=saves,
+            fix="make the mask once per step and pass it to all layers, or is_causal=True, which needs none and lets "
+            "the faster kernels run",
+            refuted_by="the masks of the layers differ",
+        )  # fmt: skip
     if not len(scores):
         return
     (layer, phase), saves = costliest(scores, "ns"), program.busy_ns(scores)
@@ -368,7 +383,7 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
 def recompute(program: Program) -> Iterator[Finding]:
     """Forward work done again is 5 % of the GPU time or more.
 
-    Saves: That time.
+    Saves: That time, and what the GPU waits for its launches.
     """
     ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
     again_ns = ops["ns"].sum()
@@ -380,7 +395,7 @@ def recompute(program: Program) -> Iterator[Finding]:
         f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
     )
     yield program.finding_in_ops(
-        "recompute", "Recomputed activations", evidence, ops, confidence="high",
+        "recompute", "Recomputed activations", evidence, ops, confidence="high", saves=program.cost_ns(ops),
         fix="checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows",
         refuted_by="without checkpointing the model does not fit",
     )  # fmt: skip

@@ -56,21 +56,23 @@ def launch(program: Program) -> Iterator[Finding]:
     if Python's stacks were recorded.
 
     Saves: That time in the steps that wait least (if all run equally many operations the least but for the first, else
-    a quarter of them), without what tracing makes launches longer than 3 µs each, and without what `host-busy` says.
+    a quarter of them), without what tracing makes launches longer than 3 µs each, and without what `host-busy` and
+    `sync` say.
     """
     import pandas as pd
 
     stalls, at_copies = program.stalls, program.gaps_at_copies
     busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"].isin(("unknown", "launch"))]])
-    saves = program.idle_ns("launch", "unknown") - int(busy_elsewhere["idle_ns"].sum())
+    waits = program.waits.groupby("window")["more_ns"].sum().reindex(program.steps.index, fill_value=0)
+    saves = program.idle_ns("launch", "unknown") - int(busy_elsewhere["idle_ns"].sum() + waits.sum())
     notes = []
     if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:
         notes.append(
             f"without {program.ms(stalls['idle_ns'].sum())} in which the host was long busy with something else"
         )
     stalls_ns = stalls.groupby("window")["idle_ns"].sum().reindex(program.steps.index, fill_value=0)
-    late_ns = program.steps["idle_launch_ns"] + program.steps["idle_unknown_ns"] - stalls_ns
-    steady_ns = min(_steady_ns(program, late_ns), saves)
+    late_ns = program.steps["idle_launch_ns"] + program.steps["idle_unknown_ns"] - stalls_ns - waits
+    steady_ns = min(program.steady_ns(late_ns), saves)
     if steady_ns < STEADY * saves:
         notes.append(
             f"only {program.ms(steady_ns)} of it in the steps that wait least: the host was disturbed in the others"
@@ -98,7 +100,11 @@ def launch(program: Program) -> Iterator[Finding]:
         max(row.idle_ns - not_launching_ns.get(row[:5], 0), 0)
         for row in rows[[*keys, "idle_ns"]].itertuples(index=False)
     ]
-    rows = rows.assign(idle_ns=rows_ns)
+    rows = rows.assign(idle_ns=rows_ns).astype({"layer": str, "phase": str})
+    after_waits = program.waits.groupby(["layer", "phase"])["more_ns"].sum()
+    part = rows.join(after_waits, on=["layer", "phase"])["more_ns"].fillna(0)
+    part /= rows.groupby(["layer", "phase"])["idle_ns"].transform("sum").clip(lower=1)
+    rows["idle_ns"] = (rows["idle_ns"] * (1 - part).clip(lower=0)).astype(int)
     in_loop = _outside_layers(rows)
     kernels = program.kernels[_outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)]
     outside_ns, total_ns = rows["idle_ns"][in_loop].sum(), rows["idle_ns"].sum()
@@ -151,23 +157,6 @@ def _launch_fix(program: Program) -> tuple[str, str]:
     return fix, refuted_by
 
 
-def _steady_ns(program: Program, late_ns: pd.Series[int]) -> int:
-    """What the steps would wait if each waited as little as those that wait least: as the least of steps that run
-    equally many operations, so that only a disturbed host tells them apart; else as a quarter of them. The first step
-    does not count among many: what came before it may lie outside the capture.
-
-    Args:
-        program: The program.
-        late_ns: What each of `Program.steps` waits.
-    """
-    rows, total_ns = program.steps, 0
-    quantile = 0.05 if program.steps_are_alike else 0.25
-    for _, of_gpu in late_ns.reindex(rows.index, fill_value=0).groupby([rows["process"], rows["device"]]):
-        compared = of_gpu.iloc[1:] if len(of_gpu) >= STEPS_TO_JUDGE else of_gpu
-        total_ns += int(compared.quantile(quantile, interpolation="lower")) * len(of_gpu)
-    return total_ns
-
-
 def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     """Of four or more layers that differ only in their number, the GPU waits for the host in one, but the first, more
     than twice as long as in the median, counted in the median of four or more steps.
@@ -210,15 +199,12 @@ def sync(program: Program) -> Iterator[Finding]:
     """Gaps that begin while the host waits for the GPU, each counted for no longer than the host waited, or that a
     wait lies in, from there on, are 0.5 % or more (0.1 % if there are four or more a step); up to three places. Where
     a wait follows another with nothing but work of its own place between them, as in a loop that reads number after
-    number, all of the GPU's idle time between them counts.
+    number, all of the GPU's idle time between them counts. What the host then launches late counts too, as long as it
+    had waited; under a profiler that slows the host so much that it has nothing to wait for, it is at least that.
 
     Saves: That time.
     """
-    waits, gaps = program.times.waits, program.times.gaps
-    waits = waits[~waits["gap"].isin(program.gaps_at_copies.index)].astype({"layer": str, "phase": str, "call": str})
-    if not len(waits):
-        return
-    waits = waits.assign(lost_ns=_lost_to_waits(waits, program))
+    gaps, waits = program.times.gaps, program.waits.assign(lost_ns=program.waits[["lost_ns", "more_ns"]].sum(axis=1))
     if not _notable(waits, program):
         return
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
@@ -243,45 +229,24 @@ def sync(program: Program) -> Iterator[Finding]:
                 f"; in {len(by_layer)} layers like it {program.ms(rows['lost_ns'].sum())}, "
                 f"{_number(len(rows), program)}"
             )
+        is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
+        if is_late:
+            evidence += "; at least that: the profiler makes the host late, which may hide more"
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
         start = int(gaps["start_ns"].iloc[int(worst["gap"])])
         yield Finding(
             "sync", f"The host waits for the GPU{within}", evidence, worst["layer"], worst["phase"], start,
             start + int(worst["lost_ns"]), saves,
             f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}",
-            "high" if program.idle_ns("launch") < LIKELY_SHARE * program.wall_ns else "medium",
+            "medium" if is_late else "high",
             "the idle time remains when the call is removed",
         )  # fmt: skip
-
-
-def _lost_to_waits(waits: pd.DataFrame, program: Program) -> pd.Series[int]:
-    """What each wait costs: what it lost by itself and, where the next wait follows with nothing but work of the same
-    place between them, the idle time until then, without what tracing makes launches longer, in the steps that wait
-    least.
-    """
-    gaps, ops = program.times.gaps, program.ops.sort_values("start_ns", kind="stable")
-    rows = waits.join(gaps[["start_ns", "idle_ns", "window"]], on="gap").sort_values("start_ns", kind="stable")
-    idle_before_ns = gaps["idle_ns"].cumsum().shift(fill_value=0)[rows["gap"]].to_numpy()
-    first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
-    last = np.append(np.searchsorted(ops["start_ns"], rows["start_ns"])[1:], 0) - 1  # before that of the next wait
-    place, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
-    run = np.cumsum(np.append(0, np.any(np.diff(number) != 0, axis=0)))  # of operations of one place
-    follows = (rows[[*place, "window"]] == rows[[*place, "window"]].shift(-1)).all(axis=1) & (first <= last)
-    first = np.minimum(first, len(ops) - 1)
-    follows &= (ops[place].iloc[first].astype(str).to_numpy() == rows[place].to_numpy()).all(axis=1)
-    follows &= run[first] == run[last]
-    until_next_ns = np.append(np.diff(idle_before_ns), 0) - program.launch_ns[0] * (last - first + 1)
-    more_ns = (until_next_ns - rows["lost_ns"]).clip(lower=0).where(follows, 0)
-    by_step = more_ns.groupby(rows["window"]).sum()
-    steady = min(_steady_ns(program, by_step) / max(by_step.sum(), 1), 1)
-    lost_ns: pd.Series[int] = (waits["lost_ns"] + more_ns * steady).astype(int)
-    return lost_ns
 
 
 def _notable(waits: pd.DataFrame, program: Program) -> bool:
     """Whether these waits lose a notable share of the steps' time."""
     often = program.choice.count and len(waits) >= OFTEN * program.parts
-    return waits["lost_ns"].sum() >= (OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns
+    return len(waits) > 0 and waits["lost_ns"].sum() >= (OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns
 
 
 def _number(count: int, program: Program) -> str:

@@ -38,6 +38,9 @@ GRAPH_GAP_NS = 2_000
 SCORES_PART = 0.25
 """Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
 
+MASK_PART = 0.25
+"""Kernels in a row of which those that make a mask take this part are there for it."""
+
 STALL_OF_STEP = 0.1
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
@@ -52,6 +55,7 @@ BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 """The block of a layer: its path up to the first number."""
 DOUBLE = re.compile(r"lambda\(double\)|<double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
+_MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _KERNEL_LAUNCH = re.compile("LaunchKernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
 _EVALUATION = re.compile(r"^(eval|valid|test)", re.IGNORECASE)
@@ -179,13 +183,14 @@ class Program(Operations):
         return scores
 
     @cached_property
-    def chains(self) -> pd.DataFrame:
-        """The kernels of `CHAIN_LENGTH` or more in a row that each pass over memory, in one call of a layer or outside
-        layers and the optimizer: rows of `ops` with `chain`, its `length`, and whether it has `only_copies`.
+    def runs(self) -> pd.DataFrame:
+        """The kernels and copies on the GPU of which two or more in a row each pass over memory, in one call of a layer
+        or outside layers and the optimizer: rows of `ops` with `run`, its `length`, and whether it has `only_copies`.
         """
         ops = self.ops
         order = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
         is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
+        is_light |= ops["name"] == "memcpy DtoD"
         is_light &= ~ops.index.isin(self.score_kernels.index)  # fused attention has none
         is_light &= ~matching(ops["name"], DOUBLE)  # in another dtype there are others
         is_light &= (ops["layer"] != NO_LAYER) | (
@@ -195,12 +200,31 @@ class Program(Operations):
         where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
         is_start = np.diff(positions, prepend=-2) != 1
         is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
-        light = ops.iloc[order[positions]].assign(chain=is_start.cumsum())
-        chain = light["chain"].to_numpy()
-        copies = np.bincount(chain, light["kernel_class"] == "copy")[chain]
-        light["length"] = np.bincount(chain)[chain]
+        light = ops.iloc[order[positions]].assign(run=is_start.cumsum())
+        run = light["run"].to_numpy()
+        copies = np.bincount(run, light["kernel_class"] == "copy")[run]
+        light["length"] = np.bincount(run)[run]
         light["only_copies"] = copies == light["length"]
-        chains: pd.DataFrame = light[light["length"] >= CHAIN_LENGTH]
+        runs: pd.DataFrame = light[light["length"] >= 2]
+        return runs
+
+    @cached_property
+    def mask_kernels(self) -> pd.DataFrame:
+        """The `runs` of which a notable part makes a mask, in calls that also run fused attention."""
+        runs, ops = self.runs, self.ops
+        fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
+        of_run = runs["ns"].where(matching(runs["name"], _MASKS), 0).groupby(runs["run"]).transform("sum")
+        makes_mask = of_run >= MASK_PART * runs["ns"].groupby(runs["run"]).transform("sum").clip(lower=1)
+        masks: pd.DataFrame = runs[makes_mask & runs["call_of_layer"].isin(fused)]
+        return masks
+
+    @cached_property
+    def chains(self) -> pd.DataFrame:
+        """The `runs` of `CHAIN_LENGTH` or more but those that make masks, and shorter ones in the same calls."""
+        runs = self.runs.drop(self.mask_kernels.index)
+        is_long = runs["length"] >= CHAIN_LENGTH
+        calls = runs["call_of_layer"][is_long & (runs["layer"] != NO_LAYER)]
+        chains: pd.DataFrame = runs[is_long | (runs["call_of_layer"].isin(calls) & ~runs["only_copies"])]
         return chains
 
     @cached_property
@@ -242,6 +266,61 @@ class Program(Operations):
         usual_ns = self.steps["wall_ns"].quantile(0.5, interpolation="lower") if self.choice.count else np.inf
         stalls: pd.DataFrame = gaps[(gaps["idle_ns"] >= STALL_OF_STEP * usual_ns) & (gaps["cause"] == "unknown")]
         return stalls
+
+    def steady_ns(self, late_ns: pd.Series[int]) -> int:
+        """What the steps would wait if each waited as little as those that wait least: as the least of steps that run
+        equally many operations, so that only a disturbed host tells them apart; else as a quarter of them. The first
+        step does not count among many: what came before it may lie outside the capture.
+
+        Args:
+            late_ns: What each of `steps` waits.
+        """
+        rows, total_ns = self.steps, 0
+        quantile = 0.05 if self.steps_are_alike else 0.25
+        for _, of_gpu in late_ns.reindex(rows.index, fill_value=0).groupby([rows["process"], rows["device"]]):
+            compared = of_gpu.iloc[1:] if len(of_gpu) >= STEPS_TO_JUDGE else of_gpu
+            total_ns += int(compared.quantile(quantile, interpolation="lower")) * len(of_gpu)
+        return total_ns
+
+    @cached_property
+    def waits(self) -> pd.DataFrame:
+        """The host's waits for the GPU, as `Breakdown.waits`, but those at copies: `lost_ns`, what each lost by itself,
+        and `more_ns`, in the steps that wait least and without what tracing makes launches longer, the most of two.
+
+        - A host that had not waited would be ahead by the wait: late launches up to the next wait, up to that long.
+        - Where the next wait follows with nothing but work of the same place between them: all idle time until then.
+        """
+        gaps, ops, waits = self.times.gaps, self.ops.sort_values("start_ns", kind="stable"), self.times.waits
+        waits = waits[~waits["gap"].isin(self.gaps_at_copies.index)].astype({"layer": str, "phase": str, "call": str})
+        if not len(waits):
+            none: pd.DataFrame = waits.assign(more_ns=0, window=0)
+            return none
+        rows = waits.join(gaps[["start_ns", "idle_ns", "window"]], on="gap").sort_values("start_ns", kind="stable")
+        gap, last_gap = rows["gap"].to_numpy(), len(gaps)
+        idle_before_ns = np.append(0, gaps["idle_ns"].cumsum())
+        is_late = gaps["cause"].isin(("launch", "unknown", "after_sync", "sync", "off_cpu"))
+        late_ns = (gaps["idle_ns"] - self.launch_ns[0]).clip(lower=0).where(is_late, 0)
+        late_before_ns = np.append(0, late_ns.cumsum())
+        windows = gaps["window"].to_numpy()
+        end_of_step = np.append(np.flatnonzero(np.diff(windows)) + 1, last_gap)
+        until = np.minimum(np.append(gap[1:], last_gap), end_of_step[np.searchsorted(end_of_step, gap, side="right")])
+        until = np.maximum(until, gap + 1)
+        ahead_ns = np.minimum(rows["waited_ns"], rows["lost_ns"] + late_before_ns[until] - late_before_ns[gap + 1])
+        first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
+        last = np.append(np.searchsorted(ops["start_ns"], rows["start_ns"])[1:], 0) - 1  # before that of the next wait
+        place, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
+        run = np.cumsum(np.append(0, np.any(np.diff(number) != 0, axis=0)))  # of operations of one place
+        follows = (rows[[*place, "window"]] == rows[[*place, "window"]].shift(-1)).all(axis=1) & (first <= last)
+        first = np.minimum(first, len(ops) - 1)
+        follows &= (ops[place].iloc[first].astype(str).to_numpy() == rows[place].to_numpy()).all(axis=1)
+        follows &= run[first] == run[last]
+        until_next_ns = np.append(np.diff(idle_before_ns[gap]), 0) - self.launch_ns[0] * (last - first + 1)
+        more_ns = np.maximum(ahead_ns, np.where(follows, until_next_ns, 0)) - rows["lost_ns"]
+        more_ns = more_ns.clip(lower=0)
+        by_step = more_ns.groupby(rows["window"]).sum()
+        steady = min(self.steady_ns(by_step) / max(by_step.sum(), 1), 1)
+        costs: pd.DataFrame = waits.assign(more_ns=(more_ns * steady).astype(int), window=rows["window"])
+        return costs
 
     @cached_property
     def mode(self) -> str:

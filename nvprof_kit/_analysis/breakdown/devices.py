@@ -168,7 +168,7 @@ class Idle:
         parts: One row per gap, cause and place: gap (row of `gaps`), cause, layer, phase, operator, call, idle_ns, and
             start_ns, the start of its first piece. The parts of a gap add up to it.
         waits: One row per gap that began while the host waited for the device: gap, layer, phase and call of the wait,
-            and lost_ns, how much of the gap the host was late because of the wait, whatever it did then.
+            lost_ns, how much of the gap the host was late because of the wait, whatever it did then; and waited_ns.
     """
 
     gaps: pd.DataFrame
@@ -313,7 +313,8 @@ def _waits(
     lost_ns = gaps["end"].loc[inside["gap"]].to_numpy() - inside["start"]
     waits = pd.concat([awaited, inside[["event", "gap", "range"]].assign(lost_ns=lost_ns)], ignore_index=True)
     places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
-    in_order: pd.DataFrame = waits.assign(**places)[["gap", *places, "lost_ns"]]
+    waits["waited_ns"] = (host.end - host.start)[waits["event"]]
+    in_order: pd.DataFrame = waits.assign(**places)[["gap", *places, "lost_ns", "waited_ns"]]
     return in_order
 
 

@@ -823,3 +823,30 @@ def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(
         file.kernel(end, end + 1_000, launched=(end - 600, end - 500), table="MEMCPY", memory=(2, 0), size=64)
     copies = of_rule("copies", file.write())
     assert sum(finding.saves_ns for finding in copies) == 1_000 * saves_us
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["attention", "product"])
+def test_a_mask_that_each_fused_attention_makes_is_all_saved(tmp_path: Path, fused: bool) -> None:
+    file = NsysFile(tmp_path / "run.sqlite")
+    file.range_("step 0", 0, 400_000, category="step", payload=0)
+    names = ["FillFunctor_elementwise_kernel", "triu_tril_kernel", "flash_fwd_kernel" if fused else "nvjet"]
+    for number in range(2):
+        file.range_(f"layers.{number}.attn", 1_000 * number, 1_000 * number + 900)
+        for place, name in enumerate(names):
+            begin, at = 30_000 * number + 10_000 * place, 1_000 * number + 100 * place
+            file.kernel(begin, begin + 10_000, launched=(at, at + 50), name=name)
+    found = [(finding.title, finding.saves_ns) for finding in of_rule("unfused-attention", file.write())]
+    assert found == [("A mask is made in each attention", 40_000)] * fused
+
+
+def test_a_wait_costs_what_is_launched_late_after_it_up_to_its_length(tmp_path: Path) -> None:
+    """The host waits 5 µs, and launches the next three kernels 3 µs late each: 5 of these 9 µs would not be late."""
+    file = NsysFile(tmp_path / "run.sqlite")
+    step(file, 0, 400_000)
+    file.kernel(1_000, 100_000, launched=(0, 500))
+    file.call("cudaStreamSynchronize_v3020", 95_500, 100_500)
+    for number in range(3):
+        begin = 103_000 + 4_000 * number
+        file.kernel(begin, begin + 1_000, launched=(begin - 500, begin - 100))
+    (finding,) = of_rule("sync", file.write())
+    assert finding.saves_ns == pytest.approx(5_000, abs=200)
