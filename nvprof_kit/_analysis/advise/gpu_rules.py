@@ -241,13 +241,13 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = ops[matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)]
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
-    keys, part = ["layer_kind", "phase", "layer"], 1 / 2 if program.mode == "decode" else 7 / 8
+    keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if program.mode == "decode" else 7 / 8
     by_layer = ops[is_product].assign(fp32_ns=ops["ns"].where(is_fp32, 0)).groupby(keys, observed=True)
     times = by_layer[["ns", "fp32_ns"]].sum().reset_index()
     in_16_bits = times[times["fp32_ns"] == 0].groupby(keys[:2], observed=True)["ns"].agg(["median", "size"])
     times = times[times["fp32_ns"] > 0].join(in_16_bits, on=keys[:2])
     has_peers = times["size"] >= SIBLINGS - 1
-    saved_ns = (times["fp32_ns"] * part).where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
+    saved_ns = (times["fp32_ns"] * saved_share).where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
     saves = busy_ns * float(saved_ns.sum() / times["fp32_ns"].sum()) + cast_ns
     layer, phase = costliest(products, "ns")
     longest = at(products, layer, phase).nlargest(1, "ns")

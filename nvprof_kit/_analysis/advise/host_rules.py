@@ -102,9 +102,9 @@ def launch(program: Program) -> Iterator[Finding]:
     ]
     rows = rows.assign(idle_ns=rows_ns).astype({"layer": str, "phase": str})
     after_waits = program.waits.groupby(["layer", "phase"])["more_ns"].sum()
-    part = rows.join(after_waits, on=["layer", "phase"])["more_ns"].fillna(0)
-    part /= rows.groupby(["layer", "phase"])["idle_ns"].transform("sum").clip(lower=1)
-    rows["idle_ns"] = (rows["idle_ns"] * (1 - part).clip(lower=0)).astype(int)
+    waits_share = rows.join(after_waits, on=["layer", "phase"])["more_ns"].fillna(0)
+    waits_share /= rows.groupby(["layer", "phase"])["idle_ns"].transform("sum").clip(lower=1)
+    rows["idle_ns"] = (rows["idle_ns"] * (1 - waits_share).clip(lower=0)).astype(int)
     in_loop = _outside_layers(rows)
     kernels = program.kernels[_outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)]
     outside_ns, total_ns = rows["idle_ns"][in_loop].sum(), rows["idle_ns"].sum()

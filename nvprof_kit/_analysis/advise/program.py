@@ -292,7 +292,7 @@ class Program(Operations):
         """
         gaps, ops, waits = self.times.gaps, self.ops.sort_values("start_ns", kind="stable"), self.times.waits
         waits = waits[~waits["gap"].isin(self.gaps_at_copies.index)].astype({"layer": str, "phase": str, "call": str})
-        if not len(waits):
+        if not (len(waits) and len(ops)):
             none: pd.DataFrame = waits.assign(more_ns=0, window=0)
             return none
         rows = waits.join(gaps[["start_ns", "idle_ns", "window"]], on="gap").sort_values("start_ns", kind="stable")
@@ -308,11 +308,11 @@ class Program(Operations):
         ahead_ns = np.minimum(rows["waited_ns"], rows["lost_ns"] + late_before_ns[until] - late_before_ns[gap + 1])
         first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
         last = np.append(np.searchsorted(ops["start_ns"], rows["start_ns"])[1:], 0) - 1  # before that of the next wait
-        place, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
+        keys, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
         run = np.cumsum(np.append(0, np.any(np.diff(number) != 0, axis=0)))  # of operations of one place
-        follows = (rows[[*place, "window"]] == rows[[*place, "window"]].shift(-1)).all(axis=1) & (first <= last)
+        follows = (rows[[*keys, "window"]] == rows[[*keys, "window"]].shift(-1)).all(axis=1) & (first <= last)
         first = np.minimum(first, len(ops) - 1)
-        follows &= (ops[place].iloc[first].astype(str).to_numpy() == rows[place].to_numpy()).all(axis=1)
+        follows &= (ops[keys].iloc[first].astype(str).to_numpy() == rows[keys].to_numpy()).all(axis=1)
         follows &= run[first] == run[last]
         until_next_ns = np.append(np.diff(idle_before_ns[gap]), 0) - self.launch_ns[0] * (last - first + 1)
         more_ns = np.maximum(ahead_ns, np.where(follows, until_next_ns, 0)) - rows["lost_ns"]
