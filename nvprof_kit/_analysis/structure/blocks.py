@@ -66,40 +66,40 @@ class Aligner:
         self._scores: dict[tuple[bytes, bytes], FloatArray] = {}
         self.work = max(_LEAST_WORK, len(sequence.token) // 60)
 
-    def start(self, tokens: Int64Array, others: Iterable[Int64Array]) -> list[FloatArray]:
-        """How well the start of `tokens` agrees with each start of each of `others`.
+    def start(self, tokens: Int64Array, targets: Iterable[Int64Array]) -> list[FloatArray]:
+        """How well the start of `tokens` agrees with each start of each of `targets`.
 
         Returns:
-            For each of `others` the score of the best alignment of ``other[:length]`` with any start of `tokens`, by
+            For each of `targets` the score of the best alignment of ``target[:length]`` with any start of `tokens`, by
             length: 1 for each kernel in common, less for those that differ. Gaps cost little more when they are long,
-            but each matrix product and each sum in them. Shape ``(len(other) + 1,)`` each.
+            but each matrix product and each sum in them. Shape ``(len(target) + 1,)`` each.
         """
-        others = [np.ascontiguousarray(other) for other in others]
+        targets = [np.ascontiguousarray(target) for target in targets]
         start = np.ascontiguousarray(tokens[: _LONGEST + _LONGEST // 8]).tobytes()
-        keys = [(start, other.tobytes()) for other in others]
+        keys = [(start, target.tobytes()) for target in targets]
         groups: dict[int, dict[tuple[bytes, bytes], Int64Array]] = defaultdict(dict)
-        for key, other in zip(keys, others, strict=True):
+        for key, target in zip(keys, targets, strict=True):
             if key not in self._scores:
-                groups[len(other).bit_length()][key] = other
+                groups[len(target).bit_length()][key] = target
         for group in groups.values():
-            longest = max(len(other) for other in group.values())
+            longest = max(len(target) for target in group.values())
             scores = self._align(tokens[: min(_LONGEST, longest + _LONGEST // 8)], list(group.values()))
             self._scores.update(zip(group, scores, strict=True))
         return [self._scores[key] for key in keys]
 
-    def end(self, tokens: Int64Array, others: Iterable[Int64Array]) -> list[FloatArray]:
-        """How well the end of `tokens` agrees with each end of each of `others`, by length."""
-        return self.start(tokens[::-1], [other[::-1] for other in others])
+    def end(self, tokens: Int64Array, targets: Iterable[Int64Array]) -> list[FloatArray]:
+        """How well the end of `tokens` agrees with each end of each of `targets`, by length."""
+        return self.start(tokens[::-1], [target[::-1] for target in targets])
 
-    def _align(self, tokens: Int64Array, others: list[Int64Array]) -> list[FloatArray]:
-        """Align `tokens` with all of `others` at once, a row each."""
-        length = min(max(len(other) for other in others), _LONGEST)
-        other = np.full((len(others), length), -1)
-        for row, stretch in zip(other, others, strict=True):
+    def _align(self, tokens: Int64Array, targets: list[Int64Array]) -> list[FloatArray]:
+        """Align `tokens` with all of `targets` at once, a row each."""
+        length = min(max(len(target) for target in targets), _LONGEST)
+        other = np.full((len(targets), length), -1)
+        for row, stretch in zip(other, targets, strict=True):
             row[: len(stretch)] = stretch[:length]
         weight = np.where(other < 0, 0.0, self._skip[other])
         norm, product = (np.where(other < 0, False, kind[other]) for kind in (self._is_norm, self._is_product))
-        skipped = np.concatenate([np.zeros((len(others), 1)), np.cumsum(weight, axis=1)], axis=1)
+        skipped = np.concatenate([np.zeros((len(targets), 1)), np.cumsum(weight, axis=1)], axis=1)
         above = skipped + np.where(skipped < 0, _OPEN, 0.0)
         best, vertical = above.copy(), np.full(above.shape, -np.inf)
         for token in tokens.tolist():
@@ -120,9 +120,9 @@ class Aligner:
             if (column.max(axis=1) < best.max(axis=1) - _HOPELESS).all():
                 break
             above = column
-        ends = [np.full(max(len(stretch) - length, 0), -np.inf) for stretch in others]
+        ends = [np.full(max(len(stretch) - length, 0), -np.inf) for stretch in targets]
         return [
-            np.append(scores[: len(stretch) + 1], end) for scores, stretch, end in zip(best, others, ends, strict=True)
+            np.append(scores[: len(stretch) + 1], end) for scores, stretch, end in zip(best, targets, ends, strict=True)
         ]
 
 
@@ -410,7 +410,7 @@ def _mirrored(passes: list[Pass]) -> list[Pass]:
             sizes.append(len(anchors))
             divided.append(model_pass)
             continue
-        if len(sizes) > 1 and sum(sizes) == len(anchors):
+        if len(sizes) > 1 and sum(sizes) == len(anchors) and not model_pass.given_up:
             edges = np.cumsum([0, *reversed(sizes)]).tolist()
             divided += [Pass(BACKWARD, anchors[first:end]) for first, end in pairwise(edges)]
         else:
