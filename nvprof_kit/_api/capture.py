@@ -507,10 +507,10 @@ class Capture:
         compared: list[Layers] = []
         warnings: list[str] = []
         captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
-        whole = min(len(captures), MAX_WHOLE)
+        count = min(len(captures), MAX_WHOLE)
         for capture in captures[:MAX_COMPARED]:
-            if len(sheets) < whole:
-                sheet, unfit = capture._sheet(findings, _steps(steps), whole)
+            if len(sheets) < count:
+                sheet, unfit = capture._sheet(findings, _steps(steps), count)
                 sheets.append(sheet)
                 compared.append(sheet.layers)
                 warnings += unfit

@@ -281,9 +281,9 @@ def _check(steps: pd.DataFrame) -> None:
 def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """Idle time of the `counted` parts by cause, layer, phase, operator and call, the longest first."""
     keys = ["cause", *PLACE]
-    place = joined([parts[name].cat.codes.to_numpy() for name in keys])
-    assert place is not None, "a program has few names"
-    groups = parts["idle_ns"][is_counted].groupby(place[is_counted], sort=False)
+    place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])
+    assert place_code is not None, "a program has few names"
+    groups = parts["idle_ns"][is_counted].groupby(place_code[is_counted], sort=False)
     table = groups.agg(gaps="size", idle_ns="sum", longest_ns="max", longest="idxmax").reset_index()
     order = ["idle_ns", "longest_ns", "longest"]
     table = table.sort_values(order, ascending=[False, False, True], ignore_index=True)

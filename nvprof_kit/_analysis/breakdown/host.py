@@ -442,9 +442,9 @@ class HostActivity:
 
 def _sorted_moments(times: Sequence[Int64Array]) -> Int64Array:
     """The distinct times, ascending."""
-    moments = np.concatenate(times)
-    moments.sort()
-    distinct: Int64Array = moments[np.append(True, moments[1:] != moments[:-1])[: len(moments)]]
+    in_order = np.concatenate(times)
+    in_order.sort()
+    distinct: Int64Array = in_order[np.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]]
     return distinct
 
 

@@ -191,7 +191,7 @@ def sheet_of(
         "folded": page_rows.are_many_equal,
         "total": total,
         "levels": int(result.tree["depth"].max()) + 1 if len(result.tree) else 1,
-        "timelines": [shown.title for shown in shown_steps],
+        "timelines": [shown_step.title for shown_step in shown_steps],
         "timeline_title": "One step in time" if summary.steps else "The capture in time",
         "has_kernels": len(trace.ops) > 0,
         "tables": tables,
@@ -279,7 +279,7 @@ def _linked(advice: Advice, result: Layers, shown_steps: Sequence[ShownStep]) ->
 
 
 def _steps_in_time(
-    drawn: Timeline, times: pd.DataFrame, starts: Sequence[int], shown: pd.DataFrame
+    drawn: Timeline, times: pd.DataFrame, starts: Sequence[int], counted_steps: pd.DataFrame
 ) -> tuple[list[ShownStep], pd.DataFrame]:
     """The steps to choose on the timeline, and the idle time of the first.
 
@@ -287,8 +287,8 @@ def _steps_in_time(
         drawn: The timeline.
         times: The steps on it.
         starts: When findings begin.
-        shown: The steps that the figures cover. A typical one of them comes first, then the slowest and those with
-            findings.
+        counted_steps: The steps that the figures cover. A typical one of them comes first, then the slowest and those
+            with findings.
     """
     idle, number = drawn.idle_times(), times["step"]
     sentences: dict[int, dict[int, str]] = {}
@@ -296,10 +296,10 @@ def _steps_in_time(
         share = percent(row["idle_ns"] / max(row["end_ns"] - row["start_ns"], 1))
         sentence = f"GPU {row['device']}: idle {share} of the time, in {row['gaps']:,} gap{'s' * (row['gaps'] != 1)}"
         sentences.setdefault(row["instance"], {})[row["device"]] = sentence
-    typical, slowest = typical_step(shown), slowest_step(shown)
+    typical, slowest = typical_step(counted_steps), slowest_step(counted_steps)
     if typical is None or slowest is None:
-        whole = ShownStep(None, None, "the whole capture", drawn.start_ns, drawn.end_ns, sentences.get(NONE, {}))
-        return [whole], idle
+        capture = ShownStep(None, None, "the whole capture", drawn.start_ns, drawn.end_ns, sentences.get(NONE, {}))
+        return [capture], idle
     titles = {typical: f"step {number[typical]}, a typical one"}
     titles.setdefault(slowest, f"step {number[slowest]}, the slowest")
     for start in starts:

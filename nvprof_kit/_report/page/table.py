@@ -165,7 +165,7 @@ def _more_cells(
             bars = [min(share, 1.0) if name == "of_limit" else None for share in shares]
             cells = zip(texts, shares, bars, strict=True)
             columns[f"{title} {phase}"] = [_cell(text, share or None, bar) for text, share, bar in cells]
-    return {head: cells for head, cells in columns.items() if any(cell["text"] for cell in cells)}
+    return {title: cells for title, cells in columns.items() if any(cell["text"] for cell in cells)}
 
 
 # ---------------------------------------------------------------- captures beside each other
