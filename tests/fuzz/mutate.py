@@ -66,7 +66,7 @@ def random_cells(source: Path, target: Path, chance: random.Random) -> None:
                     db.execute(f'INSERT INTO "{table}" SELECT * FROM "{table}" WHERE rowid IN ({rowids})')
                 else:
                     db.execute(f'UPDATE "{table}" SET "{column}" = "{column}" * ?', (chance.choice((-1, 10**6, 0.5)),))
-            except sqlite3.Error:
+            except (sqlite3.Error, OverflowError):  # 2**63 is no value of SQLite
                 continue
 
 
