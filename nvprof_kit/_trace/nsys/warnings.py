@@ -118,6 +118,6 @@ def nsys_messages(db: Database) -> dict[str, tuple[int, list[int | None]]]:
     for severity, text, *process in db.rows("DIAGNOSTIC_EVENT", columns, [Where("severity", (_WARNING, _ERROR))]):
         if text is not None:
             worst, processes = messages.get(str(text), (severity, []))
-            processes.append(process[0] if process else None)
+            processes.append(process[0] if process and isinstance(process[0], int) else None)
             messages[str(text)] = max(worst, severity), processes
     return dict(sorted(messages.items(), key=lambda message: (-message[1][0], message[0])))

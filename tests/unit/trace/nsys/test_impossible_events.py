@@ -256,8 +256,8 @@ def test_a_table_of_another_form_is_refused(capture: Path, table: str, create: s
 
 
 DESCRIPTIONS = (
-    "CREATE TABLE DIAGNOSTIC_EVENT (severity INT, text TEXT)",
-    "INSERT INTO DIAGNOSTIC_EVENT VALUES (3, 'it broke')",
+    "CREATE TABLE DIAGNOSTIC_EVENT (severity INT, text TEXT, globalPid INT)",
+    "INSERT INTO DIAGNOSTIC_EVENT VALUES (3, 'it broke', 1.5)",  # a process that is none is no fault of the message
     "CREATE TABLE ANALYSIS_DETAILS (duration INT, stopTime INT)",
     "INSERT INTO ANALYSIS_DETAILS VALUES (900, 900)",
     "CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)",
