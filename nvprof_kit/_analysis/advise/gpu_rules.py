@@ -155,8 +155,8 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
 
     Saves: All but one pass over memory, and what the GPU waits for their launches.
     """
-    chains = program.chains[~program.chains["only_copies"]].copy()
-    chains["saved_ns"] = chains["cost_ns"] * (1 - 1 / chains["length"])
+    chains = program.chains[~program.chains["only_copies"]]
+    chains = chains.assign(saved_ns=chains["cost_ns"] * (1 - 1 / chains["length"]))
     by_block = chains.groupby(["block_kind", "block"], observed=True)["saved_ns"].sum()
     outliers = [
         block
@@ -200,9 +200,8 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     kernels, chains = program.kernels, program.chains
     is_copy = (kernels["kernel_class"] == "copy") & matching(kernels["name"], _COPIES)
     is_copy |= matching(kernels["name"], _LAYOUT)
-    of_others = chains.index[~chains["only_copies"]].union(program.score_kernels.index)
-    of_others = of_others.union(program.mask_kernels.index)
-    is_copy &= ~kernels.index.isin(of_others)
+    for others in (chains[~chains["only_copies"]], program.score_kernels, program.mask_kernels):
+        is_copy &= ~kernels.index.isin(others.index)
     is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
         (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")
     )

@@ -123,7 +123,7 @@ class Program(Operations):
             layer_kind=labels(layers.codes.to_numpy(), kind_of.tolist()),
             block_kind=labels(layers.codes.to_numpy(), kind_of.str.split("*").str[0].tolist()),
             block=labels(layers.codes.to_numpy(), block_of.tolist()),
-            lane=devices_of(self.trace)[1][inside],
+            lane=devices_of(self.trace)[1][inside].astype(np.int32),
             call_of_layer=self.attribution.layer_range[inside],
         )
         ops["cost_ns"] = ops["ns"] + self._waits_after(ops)
@@ -134,7 +134,8 @@ class Program(Operations):
         usual time from one launch to the next.
         """
         longer_ns, usual_ns = self.launch_ns
-        rows = ops.sort_values(["lane", "stream", "start_ns"], kind="stable")
+        rows = ops[["lane", "stream", "start_ns", "end_ns", "graph_node"]]
+        rows = rows.sort_values(["lane", "stream", "start_ns"], kind="stable")
         idle_ns = rows.groupby(["lane", "stream"])["start_ns"].shift(-1) - rows["end_ns"]
         is_eager = rows["graph_node"] < 0
         idle_ns = (idle_ns.fillna(0) - longer_ns * is_eager).clip(lower=0)
@@ -145,7 +146,8 @@ class Program(Operations):
     def launch_ns(self) -> tuple[int, int]:
         """By how much the profiler makes a kernel's launch longer, and the host's usual time from one to the next."""
         calls = self.trace.calls
-        launches = None if calls is None else calls[matching(calls["name"], _KERNEL_LAUNCH)]
+        columns = ["tid", "start_ns", "end_ns"]
+        launches = None if calls is None else calls.loc[matching(calls["name"], _KERNEL_LAUNCH), columns]
         if launches is None or len(launches) < 2:
             return 0, 0
         longer_ns = max(int((launches["end_ns"] - launches["start_ns"]).median()) - LAUNCH_CALL_NS, 0)
@@ -156,7 +158,8 @@ class Program(Operations):
     @cached_property
     def kernels(self) -> pd.DataFrame:
         """The kernels among `ops`."""
-        kernels: pd.DataFrame = self.ops[self.ops["kind"] == OP_KINDS.index("kernel")]
+        is_kernel = self.ops["kind"] == OP_KINDS.index("kernel")
+        kernels: pd.DataFrame = self.ops.loc[is_kernel, self.ops.columns.drop(["kind", "host_memory"])]
         return kernels
 
     @cached_property
@@ -200,10 +203,12 @@ class Program(Operations):
         where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
         is_start = np.diff(positions, prepend=-2) != 1
         is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
-        light = ops.iloc[order[positions]].assign(run=is_start.cumsum())
+        columns = ops.columns.difference(["kind", "pid", "device", "host_memory", "graph_node", "how"], sort=False)
+        light = ops.iloc[order[positions], ops.columns.get_indexer(columns)]
+        light = light.assign(run=is_start.cumsum(dtype=np.int32))
         run = light["run"].to_numpy()
         copies = np.bincount(run, light["kernel_class"] == "copy")[run]
-        light["length"] = np.bincount(run)[run]
+        light["length"] = np.bincount(run).astype(np.int32)[run]
         light["only_copies"] = copies == light["length"]
         runs: pd.DataFrame = light[light["length"] >= 2]
         return runs
@@ -221,10 +226,12 @@ class Program(Operations):
     @cached_property
     def chains(self) -> pd.DataFrame:
         """The `runs` of `CHAIN_LENGTH` or more but those that make masks, and shorter ones in the same calls."""
-        runs = self.runs.drop(self.mask_kernels.index)
-        is_long = runs["length"] >= CHAIN_LENGTH
+        runs = self.runs
+        is_chain = ~runs.index.isin(self.mask_kernels.index)
+        is_long = is_chain & (runs["length"] >= CHAIN_LENGTH)
         calls = runs["call_of_layer"][is_long & (runs["layer"] != NO_LAYER)]
-        chains: pd.DataFrame = runs[is_long | (runs["call_of_layer"].isin(calls) & ~runs["only_copies"])]
+        is_chain &= is_long | (runs["call_of_layer"].isin(calls) & ~runs["only_copies"])
+        chains: pd.DataFrame = runs[is_chain]
         return chains
 
     @cached_property
@@ -290,7 +297,8 @@ class Program(Operations):
         - A host that had not waited would be ahead by the wait: late launches up to the next wait, up to that long.
         - Where the next wait follows with nothing but work of the same place between them: all idle time until then.
         """
-        gaps, ops, waits = self.times.gaps, self.ops.sort_values("start_ns", kind="stable"), self.times.waits
+        gaps, waits = self.times.gaps, self.times.waits
+        ops = self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
         waits = waits[~waits["gap"].isin(self.gaps_at_copies.index)].astype({"layer": str, "phase": str, "call": str})
         if not (len(waits) and len(ops)):
             none: pd.DataFrame = waits.assign(more_ns=0, window=0)
