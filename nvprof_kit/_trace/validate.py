@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ import numpy.typing as npt
 from nvprof_kit._trace.schema import TABLES, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -82,32 +79,29 @@ def check_tables(trace: Trace, named: Path, sources: Mapping[str, str], names: C
     check_moments(named, (table[edge].to_numpy() for table in tables.values() for edge in _TIMES if edge in table))
     for name in tables.keys() & {*names}:
         noun = f"{_NOUNS.get(name, name)} ({sources[name]})" if name in sources else _NOUNS.get(name, name)
-        _check_table(tables[name], name, f"{named}: {noun}")
-
-
-def _check_table(table: pd.DataFrame, name: str, where: str) -> None:
-    for column, facts in TABLES[name].items():
-        if column not in table:
-            if not facts.optional:
-                raise CaptureError(f"{where}: no column {column}; {AGAIN}")
-            continue
-        values = table[column]
-        if values.dtype != facts.dtype:
-            raise CaptureError(f"{where}: {column} is {values.dtype}, needed {facts.dtype}; {AGAIN}")
-        if facts.dtype == "category" and (nulls := int(np.count_nonzero(values.cat.codes.to_numpy() < 0))):
-            raise CaptureError(f"{where}: {column} is NULL in {nulls} rows; {AGAIN}")
-        if facts.bounds is not None:
-            check_bounds(f"{where}: {column}", values.to_numpy(), *facts.bounds)
-    if "end_ns" in table:
-        start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
-        if backwards := int(np.count_nonzero(end < start)):
-            raise CaptureError(f"{where}: {backwards} end before they begin; {AGAIN}")
-        total = float(np.sum(end, dtype=np.float64) - np.sum(start, dtype=np.float64))
-        if name == "ops" and total > _EXACT_NS:
-            raise CaptureError(
-                f"{where}: start and end of {len(start)}: together they last {total / DAY_NS:,.0f} days, more than "
-                f"the {_EXACT_NS // DAY_NS} that can be added up; {AGAIN}"
-            )
+        table, where = tables[name], f"{named}: {noun}"
+        for column, facts in TABLES[name].items():
+            if column not in table:
+                if not facts.optional:
+                    raise CaptureError(f"{where}: no column {column}; {AGAIN}")
+                continue
+            values = table[column]
+            if values.dtype != facts.dtype:
+                raise CaptureError(f"{where}: {column} is {values.dtype}, needed {facts.dtype}; {AGAIN}")
+            if facts.dtype == "category" and (nulls := int(np.count_nonzero(values.cat.codes.to_numpy() < 0))):
+                raise CaptureError(f"{where}: {column} is NULL in {nulls} rows; {AGAIN}")
+            if facts.bounds is not None:
+                check_bounds(f"{where}: {column}", values.to_numpy(), *facts.bounds)
+        if "end_ns" in table:
+            start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
+            if backwards := int(np.count_nonzero(end < start)):
+                raise CaptureError(f"{where}: {backwards} end before they begin; {AGAIN}")
+            total = float(np.sum(end, dtype=np.float64) - np.sum(start, dtype=np.float64))
+            if name == "ops" and total > _EXACT_NS:
+                raise CaptureError(
+                    f"{where}: start and end of {len(start)}: together they last {total / DAY_NS:,.0f} days, more than "
+                    f"the {_EXACT_NS // DAY_NS} that can be added up; {AGAIN}"
+                )
 
 
 def check_bounds(where: str, values: npt.NDArray[Any], low: float, high: float) -> None:

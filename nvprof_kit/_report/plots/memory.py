@@ -10,7 +10,6 @@ from nvprof_kit._report.plots.plots import PALETTE, canvas, encode, legend_above
 from nvprof_kit._result.writer import write_file
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from nvprof_kit._analysis.memory.memory import Memory
@@ -38,31 +37,10 @@ def timeline_figure(result: Memory) -> Figure:
 
     Events are equidistant, regardless of time: a step takes milliseconds, building a model takes seconds.
     """
-    bands = _bands(result)
-    title = f"Allocated memory on device {result.summary.device} by layer; the peak is dotted"
-    figure, axes = canvas((12, 5.2), title, "events, in order", "MiB")
-    if len(bands):
-        colours = [_BEFORE] * (_EARLY in bands) + [*PALETTE]
-        names, heights = list(map(str, bands)), bands.to_numpy().T / _MIB
-        axes.stackplot(bands.index, heights, labels=names, colors=colours[: len(names)], step="post", linewidth=0)
-        reserved = result.reserved_bytes[bands.index] / _MIB
-        axes.plot(bands.index, reserved, color="#222222", lw=1.2, label="reserved", drawstyle="steps-post")
-        axes.axvline(result.summary.peak_event, color="#222222", lw=0.8, ls=":")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False, fontsize=11)
-    in_steps = result.held[result.held["step"].notna() & (result.held["start"] >= 0)]
-    first = in_steps.groupby(in_steps["step"].astype("int64"))["start"].min()
-    if 0 < len(first) <= _STEPS:
-        axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0)
-    return figure
-
-
-def _bands(result: Memory) -> pd.DataFrame:
-    """Bytes from before the recording, by the largest layers at the peak, and by other layers, after some events."""
     import numpy as np
     import pandas as pd
 
+    # after some events: bytes from before the recording, by the largest layers at the peak, and by other layers
     events = len(result.level_bytes)
     at = np.linspace(0, max(events - 1, 0), min(_POINTS, events)).astype(np.int64)
     at = np.union1d(at, [result.summary.peak_event]) if events else at
@@ -76,8 +54,25 @@ def _bands(result: Memory) -> pd.DataFrame:
     np.subtract.at(changes, (allocations["end"].to_numpy(), group), allocations["size_bytes"].to_numpy())
     bands = pd.DataFrame(np.cumsum(changes, axis=0)[at], index=at, columns=[*largest, "other layers"])
     bands.insert(0, _EARLY, np.maximum(result.level_bytes[at] - bands.sum(axis=1), 0))
-    drawn: pd.DataFrame = bands.loc[:, bands.any()]
-    return drawn
+    bands = bands.loc[:, bands.any()]
+
+    title = f"Allocated memory on device {result.summary.device} by layer; the peak is dotted"
+    figure, axes = canvas((12, 5.2), title, "events, in order", "MiB")
+    if len(bands):
+        colours = [_BEFORE] * (_EARLY in bands) + [*PALETTE]
+        names, heights = list(map(str, bands)), bands.to_numpy().T / _MIB
+        axes.stackplot(bands.index, heights, labels=names, colors=colours[: len(names)], step="post", linewidth=0)
+        reserved = result.reserved_bytes[bands.index] / _MIB
+        axes.plot(bands.index, reserved, color="#222222", lw=1.2, label="reserved", drawstyle="steps-post")
+        axes.axvline(result.summary.peak_event, color="#222222", lw=0.8, ls=":")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False, fontsize=11)
+    in_steps = allocations[allocations["step"].notna()]
+    first = in_steps.groupby(in_steps["step"].astype("int64"))["start"].min()
+    if 0 < len(first) <= _STEPS:
+        axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0)
+    return figure
 
 
 def segments_figure(snapshot: Snapshot, device: int) -> Figure:

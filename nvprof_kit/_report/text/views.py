@@ -160,23 +160,22 @@ def summary_report(result: Summary) -> list[RenderableType]:
     on_gpu, top = result.info.on_gpu, result.select.top or 12
     for name, rows in result.views.items():
         title = "Kernel: operators by their own time" if name == "kernel" and not on_gpu else name.capitalize()
-        grid = [_summary_table(rows, top, on_gpu)] if len(rows) else []
-        parts += [Text(title, "bold"), *grid, Text(result.notes[name], "dim"), ""]
+        parts.append(Text(title, "bold"))
+        if len(rows):
+            table = rows
+            if on_gpu and "kernel_class" in table:
+                table = table.assign(name=table["name"].map(kernel_names(table["name"].head(top).astype(str))))
+            elif on_gpu and "operator" in table:  # kernels of an operator are indented below it
+                operators = table["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
+                kernels = "  " + table["kernel"].map(kernel_names(table["kernel"].head(top).astype(str)))
+                table = table.assign(operator=operators.where(table["kernel"] == "", kernels)).drop(columns="kernel")
+            printed = table.head(top)
+            zero = [name for name in printed if str(name).startswith(("cpu_", "gpu_")) and not printed[name].any()]
+            details = (*_DETAILS, *(_DETAILS_OF_KERNELS if "gpu_p50_ns" in table else ()))
+            headings = {"kernel_class": "class"}
+            if not on_gpu:
+                headings |= {str(name): str(name).removeprefix("gpu_") for name in table} | {"gpu_ops": "operators"}
+            table = table.drop(columns=[name for name in table if name in (*zero, *details)]).rename(columns=headings)
+            parts.append(frame_table(table, top))
+        parts += [Text(result.notes[name], "dim"), ""]
     return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings), ""]
-
-
-def _summary_table(rows: pd.DataFrame, top: int, on_gpu: bool) -> RenderableType:
-    if on_gpu and "kernel_class" in rows:
-        rows = rows.assign(name=rows["name"].map(kernel_names(rows["name"].head(top).astype(str))))
-    elif on_gpu and "operator" in rows:  # kernels of an operator are indented below it
-        operators = rows["operator"].astype(str).str.replace("autograd::engine::evaluate_function:", "engine:")
-        kernels = "  " + rows["kernel"].map(kernel_names(rows["kernel"].head(top).astype(str)))
-        rows = rows.assign(operator=operators.where(rows["kernel"] == "", kernels)).drop(columns="kernel")
-    printed = rows.head(top)
-    zero = [name for name in printed if str(name).startswith(("cpu_", "gpu_")) and not printed[name].any()]
-    details = (*_DETAILS, *(_DETAILS_OF_KERNELS if "gpu_p50_ns" in rows else ()))
-    headings = {"kernel_class": "class"}
-    if not on_gpu:
-        headings |= {str(name): str(name).removeprefix("gpu_") for name in rows} | {"gpu_ops": "operators"}
-    rows = rows.drop(columns=[name for name in rows if name in (*zero, *details)])
-    return frame_table(rows.rename(columns=headings), top)

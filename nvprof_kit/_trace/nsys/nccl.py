@@ -67,7 +67,7 @@ def read_collectives(db: Database, nvtx: Nvtx) -> Columns:
 def _calls(db: Database, nvtx: Nvtx) -> list[dict[str, Any]]:
     """The calls of NCCL, by time."""
     pairs = nvtx.pairs("NCCL")
-    layouts: Mapping[int, Mapping[str, int]] = {}
+    layouts: Mapping[int, Mapping[tuple[str, str], int]] = {}
     if not pairs:
         return []
     columns = ["start", "end", "globalTid", "domainId", "textId", "text"]
@@ -83,7 +83,16 @@ def _calls(db: Database, nvtx: Nvtx) -> list[dict[str, Any]]:
             continue
         name = str(db.strings.get(text_id, text))
         call = {"start_ns": start, "end_ns": end, "pid": process_of(tid), "tid": tid, "call": name}
-        calls.append(call | (_payload(blob[0], layouts) if blob and isinstance(blob[0], bytes) else {}))
+        if blob and isinstance(payload := blob[0], bytes):
+            layout = layouts.get(struct.unpack_from("<q", payload, 8)[0], {}) if len(payload) >= _HEADER else {}
+            # a number too large for a sign is negative: fine for ids, unknown for the rest
+            values = {
+                field: struct.unpack_from(code, payload, offset)[0]
+                for (field, code), offset in layout.items()
+                if 0 <= offset <= len(payload) - struct.calcsize(code)
+            }
+            call |= values | {"communicator": _hexadecimal(values.get("communicator"))}
+        calls.append(call)
     calls.sort(key=lambda call: int(call["start_ns"]))
     # the number of ranks is in the payload of the call that makes the communicator
     ranks_of = {(call["pid"], call.get("communicator")): call["ranks"] for call in calls if call.get("ranks", -1) > 0}
@@ -95,25 +104,14 @@ def _calls(db: Database, nvtx: Nvtx) -> list[dict[str, Any]]:
     return calls
 
 
-def _layouts(db: Database, domain_ids: Where) -> Mapping[int, Mapping[str, int]]:
-    """The offset of each field in a payload, by schema."""
-    layouts: dict[int, dict[str, int]] = {}
+def _layouts(db: Database, domain_ids: Where) -> Mapping[int, Mapping[tuple[str, str], int]]:
+    """The offset of what each field holds and its format in a payload, by schema."""
+    layouts: dict[int, dict[tuple[str, str], int]] = {}
     entries = db.rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", ("schemaId", "name", "offset"), [domain_ids])
     for schema, name, offset in entries:
         if name in _FIELDS:
-            layouts.setdefault(schema, {})[name] = _HEADER + (offset or 0)
+            layouts.setdefault(schema, {})[_FIELDS[name]] = _HEADER + (offset or 0)
     return layouts
-
-
-def _payload(blob: bytes, layouts: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
-    """What a call's payload says. A number too large for a sign is negative: fine for ids, unknown for the rest."""
-    schema = struct.unpack_from("<q", blob, 8)[0] if len(blob) >= _HEADER else None
-    values: dict[str, Any] = {}
-    for field, offset in layouts.get(schema, {}).items() if schema is not None else ():
-        name, code = _FIELDS[field]
-        if 0 <= offset <= len(blob) - struct.calcsize(code):
-            values[name] = struct.unpack_from(code, blob, offset)[0]
-    return values | {"communicator": _hexadecimal(values.get("communicator"))}
 
 
 def _hexadecimal(number: int | None) -> str:
