@@ -9,15 +9,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvprof_kit._findings import Finding, checked
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import PEAKS_FILE
-
-if TYPE_CHECKING:
-    import torch
 
 WIDTH = 8192
 """Rows and columns of the matrices."""
@@ -82,35 +80,25 @@ def measure(
     import torch
 
     left, right = (torch.randn(width, width, device=device) for _ in range(2))
+    operations = 2 * width**3
     flops = {}
-    for dtype, multiply in _products(left, right, capability):
-        flops[dtype] = 2 * width**3 / _fastest(multiply, device, seconds)
+    with _fp32_precision("highest"):
+        flops["fp32"] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
+    if capability >= (8, 0):
+        with _fp32_precision("high"):
+            flops["tf32"] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
+    for name, dtype, since in (("bf16", torch.bfloat16, (8, 0)), ("fp16", torch.float16, (7, 0))):
+        if capability >= since:
+            flops[name] = operations / _fastest(partial(torch.matmul, left.to(dtype), right.to(dtype)), device, seconds)
+    if capability >= (8, 9):
+        eighths = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
+        scale = torch.ones((), device=device)
+        options = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+        flops["fp8"] = operations / _fastest(partial(torch._scaled_mm, *eighths, **options), device, seconds)
     del left, right
     source, addend, target = (torch.ones(copy_bytes // 4, device=device) for _ in range(3))
     passes = (2, lambda: target.copy_(source)), (3, lambda: torch.add(source, addend, out=target)), (1, target.zero_)
     return flops, max(arrays * copy_bytes / _fastest(run, device, seconds) for arrays, run in passes)
-
-
-def _products(
-    left: torch.Tensor, right: torch.Tensor, capability: tuple[int, int]
-) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The product in each data type that the GPU multiplies by itself."""
-    import torch
-
-    with _fp32_precision("highest"):
-        yield "fp32", lambda: left @ right
-    if capability >= (8, 0):
-        with _fp32_precision("high"):
-            yield "tf32", lambda: left @ right
-    for name, dtype, since in (("bf16", torch.bfloat16, (8, 0)), ("fp16", torch.float16, (7, 0))):
-        if capability >= since:
-            halves = left.to(dtype), right.to(dtype)
-            yield name, lambda: halves[0] @ halves[1]  # noqa: B023 - called before the next
-    if capability >= (8, 9):
-        eighths = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
-        scale = torch.ones((), device=left.device)
-        options = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16, "use_fast_accum": True}
-        yield "fp8", lambda: torch._scaled_mm(*eighths, **options)
 
 
 @contextmanager

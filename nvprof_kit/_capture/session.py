@@ -226,15 +226,16 @@ class Supervisor(ABC):
                 say("the program has ended and its report is being written; another signal, 3 s from now, stops that")
             elif asked is signal.SIGTERM or not self._shares_terminal:
                 self._tell_profiler(asked)
-        elif now - previous >= 3:  # else a second touch of the same keys
-            self._tell_again(asked)
+        elif now - previous >= 3 and not self._tell_program(asked):  # sooner: a second touch of the same keys
+            self._tell_profiler(asked)
 
     @abstractmethod
     def _has_ended(self) -> bool:
         """Whether the program has ended, and the profiler has not."""
 
-    def _tell_again(self, asked: signal.Signals) -> None:
-        self._tell_profiler(asked)
+    def _tell_program(self, asked: signal.Signals) -> bool:
+        """Send a signal to the program itself; False if that is left to the profiler."""
+        return False
 
     def _tell_profiler(self, asked: signal.Signals) -> None:
         if self._child is not None and self._child.returncode is None:
@@ -373,10 +374,6 @@ class NsysSupervisor(Supervisor):
 
     def _has_ended(self) -> bool:
         return self.began and not self._alive()
-
-    def _tell_again(self, asked: signal.Signals) -> None:
-        if not self._tell_program(asked):
-            self._tell_profiler(asked)
 
     def _tell_program(self, asked: signal.Signals) -> bool:
         """Send a signal to the program, Ctrl-C to its group as in a terminal; False if it does not run."""

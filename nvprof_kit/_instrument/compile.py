@@ -65,7 +65,17 @@ def enter(path: str, recomputes: bool = False) -> None:
     outer_count = len(owners)
     while outer_count and type(owners[outer_count - 1]) is Range:
         outer_count -= 1
-    ranges = _ranges_below(owners[outer_count - 1], path, recomputes) if outer_count and path else ()
+    owner = owners[outer_count - 1] if outer_count else None
+    layer = owner.layer if isinstance(owner, Frame) else owner
+    ranges: list[Range] = []
+    if path and isinstance(layer, Layer) and layer.family is not None:
+        layers = layer.family.below(layer, path)
+        if recomputes or (now.task() != -1 and not isinstance(owner, Frame)):
+            ranges = [layer_below.recompute for layer_below in layers]
+        elif isinstance(owner, Frame):
+            ranges = [layer_below.backward for layer_below in layers if layer_below.backward is not None]
+        else:
+            ranges = [layer_below.range for layer_below in layers]
     stay = outer_count
     for range_ in ranges:
         if stay == len(owners) or owners[stay] is not range_:
@@ -80,19 +90,6 @@ def enter(path: str, recomputes: bool = False) -> None:
 def leave() -> None:
     """Close all ranges opened by `enter`, at the end of the compiled code."""
     enter("")
-
-
-def _ranges_below(owner: object, path: str, recomputes: bool) -> tuple[Range, ...]:
-    """The ranges of the layers from the open layer (exclusive) down to a path below it."""
-    layer = owner.layer if isinstance(owner, Frame) else owner
-    if not isinstance(layer, Layer) or layer.family is None:
-        return ()
-    layers = layer.family.below(layer, path)
-    if recomputes or (now.task() != -1 and not isinstance(owner, Frame)):
-        return tuple(layer_below.recompute for layer_below in layers)
-    if isinstance(owner, Frame):
-        return tuple(layer_below.backward for layer_below in layers if layer_below.backward is not None)
-    return tuple(layer_below.range for layer_below in layers)
 
 
 _IMPORT = "from nvprof_kit._instrument.compile import enter as nvprof_kit_enter, leave as nvprof_kit_leave"
@@ -236,13 +233,14 @@ def _path_of(result: Any) -> list[str] | None:
     computing = _computing(result.origins)
     backward = [node for node in computing if node.meta.get("partitioner_tag") in _BACKWARD]
     computing = backward or computing
-    paths = [_path(node) for node in [node for node in computing if not _is_view(node)] or computing]
+    not_views = [
+        node
+        for node in computing
+        if not getattr(node.target, "is_view", False) and "_unsafe_view" not in str(node.target)
+    ]
+    paths = [_path(node) for node in not_views or computing]
     module_paths = [path for path in paths if path is not None] if backward else [path or [] for path in paths]
     return _common(module_paths) if module_paths else None
-
-
-def _is_view(node: Any) -> bool:
-    return bool(getattr(node.target, "is_view", False)) or "_unsafe_view" in str(node.target)
 
 
 def _common(paths: list[list[str]]) -> list[str]:

@@ -40,7 +40,6 @@ from nvprof_kit.names import Category, encodable, step_number
 if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.profile import LayerProfile
     from nvprof_kit._instrument.meters.throughput import Throughput
-    from nvprof_kit._trace.schema import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -414,7 +413,14 @@ class _WindowRecorder(Sink):
 
         trace = open_capture(trace_path, optional=("name",))
         if self._options.steps:
-            trace = _with_outermost_steps(trace, window.last_step)
+            # without nested step ranges, which are the loop's own and may be numbered differently, and without a step
+            # after the last, which began after the loop's end
+            ranges = trace.ranges.reset_index(drop=True)
+            steps = ranges[ranges["category"] == Category.STEP.value].sort_values(["tid", "start_ns"])
+            latest_end = steps.groupby("tid")["end_ns"].cummax().groupby(steps["tid"]).shift()
+            number = steps["text"].astype(object).map(step_number)
+            left_out = steps.index[(steps["end_ns"] <= latest_end) | (number > window.last_step)]
+            trace = replace(trace, ranges=ranges.drop(index=left_out).reset_index(drop=True))
         seen = [] if self._boundaries is None else self._boundaries.seen
         memory = {column: [getattr(boundary, name) for boundary in seen] for column, name in MEMORY.items()}
         profile = layer_profile(trace, self._block_kinds, pd.DataFrame(memory) if seen else None)
@@ -464,17 +470,3 @@ class _WindowRecorder(Sink):
                 self._spent[cost_name] += elapsed
             if self._options.throughput is not None:
                 self._options.throughput.leave_out(elapsed)
-
-
-def _with_outermost_steps(trace: Trace, last_step: int) -> Trace:
-    """The trace with only the outermost step ranges, up to a last step.
-
-    A nested step range is the loop's own and may be numbered differently; a step after the last began after the loop's
-    end.
-    """
-    ranges = trace.ranges.reset_index(drop=True)
-    steps = ranges[ranges["category"] == Category.STEP.value].sort_values(["tid", "start_ns"])
-    latest_end = steps.groupby("tid")["end_ns"].cummax().groupby(steps["tid"]).shift()
-    number = steps["text"].astype(object).map(step_number)
-    nested = steps.index[(steps["end_ns"] <= latest_end) | (number > last_step)]
-    return replace(trace, ranges=ranges.drop(index=nested).reset_index(drop=True))
