@@ -126,21 +126,15 @@ class Program(Operations):
             lane=devices_of(self.trace)[1][inside].astype(np.int32),
             call_of_layer=self.attribution.layer_range[inside],
         )
-        ops["cost_ns"] = ops["ns"] + self._waits_after(ops)
-        return ops
-
-    def _waits_after(self, ops: pd.DataFrame) -> pd.Series[int]:
-        """What the GPU waits after each operation for the launch of the next on its stream, no longer than the host's
-        usual time from one launch to the next.
-        """
+        # the GPU waits for the next launch on a stream no longer than the host usually takes from one to the next
         longer_ns, usual_ns = self.launch_ns
-        rows = ops[["lane", "stream", "start_ns", "end_ns", "graph_node"]]
-        rows = rows.sort_values(["lane", "stream", "start_ns"], kind="stable")
-        idle_ns = rows.groupby(["lane", "stream"])["start_ns"].shift(-1) - rows["end_ns"]
-        is_eager = rows["graph_node"] < 0
-        idle_ns = (idle_ns.fillna(0) - longer_ns * is_eager).clip(lower=0)
-        waits_ns: pd.Series[int] = idle_ns.clip(upper=is_eager * (usual_ns - GRAPH_GAP_NS) + GRAPH_GAP_NS).astype(int)
-        return waits_ns
+        starts = ops[["lane", "stream", "start_ns"]].sort_values(["lane", "stream", "start_ns"], kind="stable")
+        next_start_ns = starts.groupby(["lane", "stream"])["start_ns"].shift(-1)
+        is_eager = ops["graph_node"] < 0
+        idle_ns = ((next_start_ns - ops["end_ns"]).fillna(0) - longer_ns * is_eager).clip(lower=0)
+        longest_ns = is_eager * (usual_ns - GRAPH_GAP_NS) + GRAPH_GAP_NS
+        ops["cost_ns"] = ops["ns"] + idle_ns.clip(upper=longest_ns).astype(int)
+        return ops
 
     @cached_property
     def launch_ns(self) -> tuple[int, int]:

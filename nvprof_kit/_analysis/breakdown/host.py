@@ -309,7 +309,15 @@ class HostActivity:
         pieces = self._of_threads(waits.assign(wait=np.arange(len(waits)), launcher=waits["tid"]))
         is_empty = (pieces["call"] == NONE) & ~self.in_layer[pieces["range"]]
         is_empty &= pieces["pid"].isin(self._of_process)
-        parts = [self._of_callers(pid, of_process) for pid, of_process in pieces[is_empty].groupby("pid")]
+        host, parts = self.host, []
+        for pid, intervals in pieces[is_empty].groupby("pid"):
+            calls, starts, cuts = self._of_process[pid]
+            row, start, end = _cut(cuts, intervals["start"].to_numpy(), intervals["end"].to_numpy())
+            latest = calls[np.searchsorted(starts, start, side="right") - 1]
+            following = calls[np.searchsorted(starts, end, side="left")]
+            call = np.where(host.end[latest] > start, latest, following)
+            tid = np.where(call == NONE, intervals["tid"].to_numpy()[row], host.tid[call])
+            parts.append(intervals.iloc[row].assign(tid=tid, start=start, end=end))
         if not parts:
             return pieces
         moved = self._of_threads(pd.concat(parts, ignore_index=True))
@@ -345,17 +353,6 @@ class HostActivity:
         pieces["call"] = self.calls.innermost(tid, pieces["start"].to_numpy())
         pieces["range"] = self.ranges.nesting.innermost(tid, pieces["start"].to_numpy())
         return pieces
-
-    def _of_callers(self, pid: int, intervals: pd.DataFrame) -> pd.DataFrame:
-        """Cut intervals of a process where a CUDA call begins or ends, with the thread that is in one or calls next."""
-        host, (calls, starts, cuts) = self.host, self._of_process[pid]
-        row, start, end = _cut(cuts, intervals["start"].to_numpy(), intervals["end"].to_numpy())
-        latest = calls[np.searchsorted(starts, start, side="right") - 1]
-        following = calls[np.searchsorted(starts, end, side="left")]
-        call = np.where(host.end[latest] > start, latest, following)
-        tid = np.where(call == NONE, intervals["tid"].to_numpy()[row], host.tid[call])
-        parts: pd.DataFrame = intervals.iloc[row].assign(tid=tid, start=start, end=end)
-        return parts
 
     def _own_causes(self, rows: Int64Array) -> Int64Array:
         """The cause of each call and operator by itself, without inheritance."""

@@ -68,28 +68,7 @@ def launch_table(
     """
     import pandas as pd
 
-    groups = _launches(trace, attribution, host, is_counted).groupby(["layer", "phase"], observed=True, sort=False)
-    table = groups.size().rename("ops").to_frame().join(groups[["gpu_ns", "call_ns", "short_ops"]].sum())
-    table["delay_ns"] = groups["delay_ns"].median().astype("int64")
-    launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
-    idle = launch_gaps.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
-    for each in (table, idle):
-        each.index = pd.MultiIndex.from_frame(each.index.to_frame().astype(str))
-    table = table.join(idle[idle > 0], how="outer").fillna(0).astype("int64")
-    table["launch_bound"] = table["idle_ns"] > _BOUND * table["gpu_ns"]
-    ranked: pd.DataFrame = table.reset_index().sort_values(
-        ["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
-    )
-    return ranked
-
-
-def _launches(
-    trace: Trace, attribution: Attribution, host: HostCalls, is_counted: npt.NDArray[np.bool_]
-) -> pd.DataFrame:
-    """The counted operations whose launching call is in the capture, with their owners and times."""
-    import pandas as pd
-
-    rows = np.flatnonzero((host.of_op >= 0) & is_counted)
+    rows = np.flatnonzero((host.of_op >= 0) & is_counted)  # with the launching call in the capture
     call, start, end = host.of_op[rows], *(trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     of_call = np.bincount(host.of_op[host.of_op >= 0], minlength=len(host.tid))  # operations of a graph share theirs
     call_ns = (host.end[call] - host.start[call]) // of_call[call]
@@ -102,8 +81,19 @@ def _launches(
         "short_ops": (end - start) < call_ns,
         "delay_ns": np.maximum(start - host.end[call], 0),
     }
-    launches: pd.DataFrame = pd.DataFrame(columns, copy=False)
-    return launches
+    groups = pd.DataFrame(columns, copy=False).groupby(["layer", "phase"], observed=True, sort=False)
+    table = groups.size().rename("ops").to_frame().join(groups[["gpu_ns", "call_ns", "short_ops"]].sum())
+    table["delay_ns"] = groups["delay_ns"].median().astype("int64")
+    launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
+    idle = launch_gaps.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
+    for each in (table, idle):
+        each.index = pd.MultiIndex.from_frame(each.index.to_frame().astype(str))
+    table = table.join(idle[idle > 0], how="outer").fillna(0).astype("int64")
+    table["launch_bound"] = table["idle_ns"] > _BOUND * table["gpu_ns"]
+    ranked: pd.DataFrame = table.reset_index().sort_values(
+        ["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
+    )
+    return ranked
 
 
 QUEUE_COLUMNS: Columns = {

@@ -424,8 +424,16 @@ def _rows(
     import pandas as pd
 
     parts, changes = [], {}
-    for level in LEVELS:
-        runs = [_at_level(run, level, with_communication) for run in (*before, *after)]
+    for level, names in LEVELS.items():
+        runs = []
+        for run in (*before, *after):
+            table = run.times if level != "step" else pd.DataFrame([run.wall])
+            if level not in ("step", "class") and not with_communication:
+                table = table[table.index.get_level_values("kernel_class") != "comm"]
+            keys_of_rows = [
+                table.index.get_level_values(name).astype(str) if name in names else [""] * len(table) for name in KEY
+            ]
+            runs.append(table.groupby(keys_of_rows).sum() if len(table) else table)
         keys = pd.concat(runs).index.unique()
         if len(keys):
             times = [run.reindex(keys, fill_value=0).to_numpy(dtype=np.float64) for run in runs]
@@ -436,21 +444,6 @@ def _rows(
             changes[level] = effects(times[: len(before)], times[len(before) :], equals, run_noise, widen)
             parts.append(_level(level, keys, changes[level], noise))
     return pd.concat(parts, ignore_index=True), changes
-
-
-def _at_level(samples: Samples, level: str, with_communication: bool) -> pd.DataFrame:
-    """The time of each row of a level by step: the step's own, or sums over what has the same layer, phase or class."""
-    import pandas as pd
-
-    times = samples.times
-    if level == "step":
-        times = pd.DataFrame([samples.wall])
-    elif level != "class" and not with_communication:
-        times = times[times.index.get_level_values("kernel_class") != "comm"]
-    names = [
-        times.index.get_level_values(name).astype(str) if name in LEVELS[level] else [""] * len(times) for name in KEY
-    ]
-    return times.groupby(names).sum() if len(times) else times
 
 
 def _level(level: str, keys: pd.MultiIndex, changes: Effects, noise: Noise) -> pd.DataFrame:

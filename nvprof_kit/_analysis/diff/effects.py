@@ -205,7 +205,11 @@ def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int6
     stalled = np.full(len(times), -1, dtype=np.int64)
     if logs.any():
         values = np.log(times[logs])
-        stalled[logs] = _stalls(values) if not cut else -1
+        if not cut and count >= STALL_STEPS:
+            off = values - np.median(values, axis=1, keepdims=True)
+            longest, other_steps = off.max(axis=1), np.sort(np.abs(off), axis=1)[:, -2]
+            is_stalled = (longest > STALL) & (longest > STALL_RATIO * other_steps)
+            stalled[logs] = np.where(is_stalled, off.argmax(axis=1), -1)
         level[logs], variance[logs] = _mean(values, cut)
         rows = np.flatnonzero(stalled >= 0)
         if len(rows):
@@ -214,18 +218,6 @@ def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int6
         of_equals = pd.Series(variance[logs]).groupby(equals[logs])
         variance[logs] = np.maximum(variance[logs], of_equals.transform("median").to_numpy(dtype=np.float64))
     return _Run(level, variance, np.maximum(count - 2 * cut - 1.0 - (stalled >= 0), 1), stalled)
-
-
-def _stalls(values: Floats) -> npt.NDArray[np.int64]:
-    """The one step in which each row stalled, or -1."""
-    count = values.shape[1]
-    if count < STALL_STEPS:
-        return np.full(len(values), -1, dtype=np.int64)
-    off = values - np.median(values, axis=1, keepdims=True)
-    worst = off.argmax(axis=1)
-    other_steps = np.sort(np.abs(off), axis=1)[:, -2]
-    longest = off.max(axis=1)
-    return np.where((longest > STALL) & (longest > STALL_RATIO * other_steps), worst, -1)
 
 
 def _mean(values: Floats, cut: int) -> tuple[Floats, Floats]:

@@ -235,23 +235,17 @@ class _Renamed:
             name: np.array([bound[column] for bound in bounds], dtype=np.int64)
             for column, name in enumerate(("start_ns", "end_ns", "pid", "tid"))
         }
-        before = len(self._name)
+        first_pair = len(self._name)
         name = np.array([texts.index(bound[4]) for bound in bounds], dtype=np.int64)
         self._append(columns, [RangeName(text, Category.FORWARD) for text in texts], name)
-        self._name_inside(before)
-
-    def _name_inside(self, first: int) -> None:
-        """Name the operators and the ends of a pair directly inside the layers from the row `first` on as its parts."""
         parent = self._nesting().parent
-        for row in np.flatnonzero(parent[:first] >= first).tolist():
+        for row in np.flatnonzero(parent[:first_pair] >= first_pair).tolist():
             meaning = self._meanings[self._meaning[row]]
-            part_name = meaning.part or (
-                meaning.name.text.rpartition("::")[2] if meaning.operator == OPERATORS[0] else ""
-            )
+            is_operator = meaning.operator == OPERATORS[0]
+            part_name = meaning.part or (meaning.name.text.rpartition("::")[2] if is_operator else "")
             if part_name:
-                self._names.append(
-                    RangeName(f"{self._names[self._name[parent[row]]].text}.{part_name}", Category.FORWARD)
-                )
+                path = f"{self._names[self._name[parent[row]]].text}.{part_name}"
+                self._names.append(RangeName(path, Category.FORWARD))
                 self._name[row] = len(self._names) - 1
 
     def operators(self) -> Operators:

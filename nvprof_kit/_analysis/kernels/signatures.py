@@ -197,7 +197,15 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
     pid, call, start = (ops[name].to_numpy()[kernel] for name in ("pid", "correlation", "start_ns"))
     launched = np.lexsort((start, call, pid))
     invocation = _numbered(launched, signature, pid) + 1
-    position = _places(trace, attribution, kernel, launched, signature)
+    layer, step = attribution.layer_range[kernel], attribution.step[kernel]
+    # in a layer's call, where all replays of a graph share the range of its capture
+    replay = np.where(ops["graph_node"].to_numpy()[kernel] >= 0, call, -1)
+    number = _numbered(launched, signature, layer, replay)
+    position = np.where(layer == NONE, 0, np.minimum(number, PLACES - 1))
+    early = np.ones(len(kernel), dtype=bool)
+    if (step != NONE).any():
+        last_of_first_step = np.flatnonzero(step[launched] == step[step != NONE].min()).max()
+        early[launched[last_of_first_step + 1 :]] = False
     role_of_owner = [role_of(layer_and_phase) for layer_and_phase in owners]
     roles = list(dict.fromkeys(role_of_owner))
     role = np.array([roles.index(name) for name in role_of_owner], dtype=np.int64)[owner[kernel]]
@@ -206,7 +214,7 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
         signatures=signatures,
         signature=signature,
         invocation=invocation,
-        early=_early(launched, attribution.step[kernel]),
+        early=early,
         duration=duration[kernel],
         owners=owners,
         owner=owner[kernel],
@@ -223,30 +231,6 @@ def _numbered(order: npt.NDArray[np.intp], *keys: npt.NDArray[np.integer[Any]]) 
     number = np.empty(len(order), dtype=np.int64)
     number[order] = pd.Series(order).groupby(group[order], sort=False).cumcount().to_numpy()
     return number
-
-
-def _places(
-    trace: Trace,
-    attribution: Attribution,
-    kernel: Int64Array,
-    launched: npt.NDArray[np.intp],
-    signature: npt.NDArray[np.intp],
-) -> Int64Array:
-    """The index of each launch among those of its signature in its layer call; 0 outside layers."""
-    layer = attribution.layer_range[kernel]
-    node, call = (trace.ops[name].to_numpy()[kernel] for name in ("graph_node", "correlation"))
-    replay = np.where(node >= 0, call, -1)  # all replays of a graph share the range of its capture
-    number = _numbered(launched, signature, layer, replay)
-    return np.where(layer == NONE, 0, np.minimum(number, PLACES - 1))
-
-
-def _early(launched: npt.NDArray[np.intp], step: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Which launches are in the first step, or before its end."""
-    early = np.ones(len(step), dtype=bool)
-    if (step != NONE).any():
-        last = np.flatnonzero(step[launched] == step[step != NONE].min()).max()
-        early[launched[last + 1 :]] = False
-    return early
 
 
 def _divided(

@@ -93,6 +93,8 @@ class Sequence:
 
 def sequences(trace: Trace) -> list[Sequence]:
     """The kernels of each device and process, in launch order: by the launching call, then by start."""
+    import pandas as pd
+
     ops = trace.ops
     if "name" not in ops or not len(ops):
         return []
@@ -119,7 +121,11 @@ def sequences(trace: Trace) -> list[Sequence]:
     for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(row)], strict=True):
         of_device = slice(low, high)
         anchors = _anchors(token[of_device], coarse[of_device], call_tid[call[of_device]], names)
-        embeds = _embedding_convolutions(token[of_device], names.convolution, anchors)
+        # convolutions that few stretches between anchors have embed patches or sounds
+        positions = low + np.flatnonzero(names.convolution[token[of_device]])
+        stretches = pd.Series(np.searchsorted([low + anchor.first for anchor in anchors], positions))
+        stretches_of_kernel = stretches.groupby(token[positions]).transform("nunique").to_numpy()
+        outer[positions] |= stretches_of_kernel <= len(anchors) / 4
         device_sequences.append(
             Sequence(
                 row=row[of_device],
@@ -128,7 +134,7 @@ def sequences(trace: Trace) -> list[Sequence]:
                 call=call[of_device],
                 time=time[of_device],
                 duration=duration[of_device],
-                outer=outer[of_device] | embeds,
+                outer=outer[of_device],
                 end=end_kernels[of_device],
                 product=product[of_device],
                 sums=names.sums[token[of_device]],
@@ -140,17 +146,6 @@ def sequences(trace: Trace) -> list[Sequence]:
             )
         )
     return device_sequences
-
-
-def _embedding_convolutions(token: Int64Array, convolution: Bools, anchors: tuple[Anchor, ...]) -> Bools:
-    """Which kernels embed patches or sounds: convolutions that few stretches between anchors have."""
-    positions = np.flatnonzero(convolution[token])
-    gaps = np.searchsorted([anchor.first for anchor in anchors], positions)
-    embeds = np.zeros(len(token), dtype=bool)
-    for kernel in np.unique(token[positions]):
-        of_kernel = token[positions] == kernel
-        embeds[positions[of_kernel]] = len(np.unique(gaps[of_kernel])) <= len(anchors) / 4
-    return embeds
 
 
 def _is_a(coarse: Int64Array, *classes: str) -> Bools:
