@@ -67,7 +67,15 @@ def cause_shares(
 
     arrival, last = instances["arrival"].to_numpy(), instances["late_rank"].to_numpy()
     first_point = points.groupby("rank")["index"].size().cumsum().shift(1, fill_value=0)
-    segments = _with_transfers(points, segments, first_point, arrival)
+    # of each segment, the collective that runs alone, and its transfer, exposed at its end, when work beside it is done
+    collective = segments["collective"].to_numpy()
+    point = np.where(collective >= 0, first_point.reindex(segments["rank"]).to_numpy() + collective, NONE)
+    point = point.astype(np.int64)
+    instance = np.append(points["instance"].to_numpy(), NONE)[point]
+    exposed = segments.groupby(["rank", "collective"], sort=False)["ns"]
+    until = np.append(points["e"].to_numpy(), 0)[point] - (exposed.transform("sum") - exposed.cumsum()).to_numpy()
+    transfer_ns = _transfer_ns(instance, until, segments["ns"].to_numpy(), arrival)
+    segments = segments.assign(instance=instance, transfer_ns=transfer_ns)
     late_rows, peer_rows = (
         (first_point.reindex(pairs[rank]).to_numpy() + pairs[index]).to_numpy(dtype=np.int64)
         for rank, index in (("late_rank", "late_index"), ("peer", "peer_index"))
@@ -109,23 +117,11 @@ def without_cause(pairs: pd.DataFrame, cause: str) -> pd.DataFrame:
     return shares
 
 
-def _with_transfers(
-    points: pd.DataFrame, segments: pd.DataFrame, first_point: pd.Series[int], arrival: Int64Array
-) -> pd.DataFrame:
-    """The segments with the number of the collective that runs alone (instance), `NONE` if none, and the time in which
-    it moved bytes (transfer_ns): once all its ranks have arrived, exposed at its end, when work beside it is done.
-    """
-    collective, ns = segments["collective"].to_numpy(), segments["ns"].to_numpy()
-    row = np.where(collective >= 0, first_point.reindex(segments["rank"]).to_numpy() + collective, NONE)
-    instance = np.append(points["instance"].to_numpy(), NONE)[row.astype(np.int64)]
+def _transfer_ns(instance: Int64Array, until: Int64Array, ns: Int64Array, arrival: Int64Array) -> Int64Array:
+    """The part of the time before a moment in which a collective moved bytes: once all its ranks have arrived."""
     is_analyzed = (instance >= 0) & (instance < len(arrival))
-    since = np.append(points["e"].to_numpy(), 0)[row.astype(np.int64)]
-    since = since - np.append(arrival, 0)[np.where(is_analyzed, instance, NONE)]
-    exposed = segments.groupby(["rank", "collective"], sort=False)["ns"]
-    later = (exposed.transform("sum") - exposed.cumsum()).to_numpy()
-    transfer_ns = np.where(is_analyzed, np.clip(since - later, 0, ns), 0).astype(np.int64)
-    with_transfers: pd.DataFrame = segments.assign(instance=instance, transfer_ns=transfer_ns)
-    return with_transfers
+    since = np.append(arrival, 0)[np.where(is_analyzed, instance, NONE)]
+    return np.where(is_analyzed, np.clip(until - since, 0, ns), 0).astype(np.int64)
 
 
 def _last_common(
@@ -198,9 +194,7 @@ def _queued(points: pd.DataFrame, rows: Int64Array, arrival: Int64Array) -> pd.D
     ns = at["queued_ns"]
     behind = (at["index"] > 0) & (before["e"] > at["a"] - ns)
     instance = before["instance"].where(behind, NONE).to_numpy(dtype=np.int64)
-    is_analyzed = (instance >= 0) & (instance < len(arrival))
-    since = np.append(arrival, 0)[np.where(is_analyzed, instance, NONE)]
-    moved = np.where(is_analyzed, np.clip(before["e"] - since, 0, ns), 0).astype(np.int64)
+    moved = _transfer_ns(instance, before["e"].to_numpy(), ns.to_numpy(), arrival)
     queued = pd.DataFrame({"pair": np.arange(len(rows)), "instance": instance, "ns": ns - moved, "ops": 0})
     queued["doing"] = np.where(behind, "communication", "queued")
     for name in ("layer", "phase"):

@@ -225,10 +225,32 @@ def _texts(encoded: tuple[bytes, list[str]]) -> pd.Categorical:
 
 
 def _events(history: dict[str, Any], device: int, marks: _Stretches, annotated: _Stretches) -> pd.DataFrame:
+    import numpy as np
     import pandas as pd
 
     time = _integers(history["time_us"])
     label = _texts(history["label"])
+    if marks or annotated:
+        # An event without a label gets the program's current step and phase; a label without layer and phase is
+        # completed from PyTorch's annotations around the event. By codes, because a million events have only a few
+        # hundred distinct texts.
+        places = [np.searchsorted([start for start, _ in lane], time, side="right") for lane in (marks, annotated)]
+        key = (label.codes.astype(np.int64) * (len(marks) + 1) + places[0]) * (len(annotated) + 1) + places[1]
+        code_of_row, distinct = pd.factorize(key)
+        own_code, mark_codes = np.divmod(distinct, (len(marks) + 1) * (len(annotated) + 1))
+        texts = [
+            _joined(
+                label.categories[code] or ("", *(text for _, text in marks))[first],
+                ("", *(text for _, text in annotated))[second],
+            )
+            for code, first, second in zip(
+                own_code.tolist(),
+                *(codes_of_part.tolist() for codes_of_part in np.divmod(mark_codes, len(annotated) + 1)),
+                strict=True,
+            )
+        ]
+        codes, categories = pd.factorize(np.array(texts, dtype=object))
+        label = pd.Categorical.from_codes(codes[code_of_row], categories=pd.Index(categories, dtype="str"))
     table: pd.DataFrame = pd.DataFrame(
         {
             "device": device,
@@ -237,37 +259,10 @@ def _events(history: dict[str, Any], device: int, marks: _Stretches, annotated: 
             "size_bytes": _integers(history["size"]),
             "stream": _integers(history["stream"]),
             "time_ns": time * 1000,
-            "label": _labelled(label, time, marks, annotated) if marks or annotated else label,
+            "label": label,
         }
     )
     return table
-
-
-def _labelled(label: pd.Categorical, time: Any, marks: _Stretches, annotated: _Stretches) -> pd.Categorical:
-    """The labels. An event without a label gets the program's current step and phase; a label without layer and phase
-    is completed from PyTorch's annotations around the event.
-    """
-    import numpy as np
-    import pandas as pd
-
-    # by codes, because a million events have only a few hundred distinct texts
-    places = [np.searchsorted([start for start, _ in lane], time, side="right") for lane in (marks, annotated)]
-    key = (label.codes.astype(np.int64) * (len(marks) + 1) + places[0]) * (len(annotated) + 1) + places[1]
-    code_of_row, distinct = pd.factorize(key)
-    own_code, mark_codes = np.divmod(distinct, (len(marks) + 1) * (len(annotated) + 1))
-    texts = [
-        _joined(
-            label.categories[code] or ("", *(text for _, text in marks))[first],
-            ("", *(text for _, text in annotated))[second],
-        )
-        for code, first, second in zip(
-            own_code.tolist(),
-            *(codes_of_part.tolist() for codes_of_part in np.divmod(mark_codes, len(annotated) + 1)),
-            strict=True,
-        )
-    ]
-    codes, categories = pd.factorize(np.array(texts, dtype=object))
-    return pd.Categorical.from_codes(codes[code_of_row], categories=pd.Index(categories, dtype="str"))
 
 
 def _joined(label: str, annotated: str) -> str:
