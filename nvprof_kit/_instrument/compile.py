@@ -13,14 +13,13 @@ contains them all. A kernel of the backward graph that only recomputes forward v
 
 from __future__ import annotations
 
-import functools
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Handle, Hold, Patch, Patches
+from nvprof_kit._instrument.patches import Handle, Hold, Patch, Patches, before
 from nvprof_kit._instrument.ranges.backward import Frame
 from nvprof_kit._instrument.ranges.ranges import Layer, Range, now
 from nvprof_kit.names import strip_wrappers
@@ -163,7 +162,7 @@ def _patches() -> list[Any]:
     def restore() -> None:
         settings.cache_key_tag = settings.cache_key_tag.removesuffix(CACHE_TAG)
 
-    return [Handle(restore), *(Patch(owner, name, functools.partial(_before, first)) for owner, name, first in places)]
+    return [Handle(restore), *(Patch(owner, name, before(first)) for owner, name, first in places)]
 
 
 _kernels = Patches(_patches)
@@ -172,15 +171,6 @@ _kernels = Patches(_patches)
 def _on_cpu(node: Any) -> bool:
     device = node.get_device()
     return device is not None and device.type == "cpu"
-
-
-def _before(first: Callable[..., None], method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def both(*args: Any, **kwargs: Any) -> Any:
-        first(*args, **kwargs)
-        return method(*args, **kwargs)
-
-    return both
 
 
 def _where(nodes: Sequence[Any], in_backward: bool) -> tuple[str, bool]:

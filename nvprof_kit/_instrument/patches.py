@@ -230,6 +230,20 @@ def around(before: Callable[[], object], after: Callable[[], object]) -> Callabl
     return make
 
 
+def before(first: Callable[..., object]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a replacement for a `Patch` that calls a function with the original's arguments, and then the original."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            first(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return replacement
+
+    return make
+
+
 class Stack(threading.local):
     """A stack of each thread's own."""
 

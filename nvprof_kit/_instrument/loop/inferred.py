@@ -9,10 +9,10 @@ its weights have changed; without training, at each call of a model.
 from __future__ import annotations
 
 import atexit
-import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from nvprof_kit._instrument.patches import (
     Patch,
     Removable,
     around,
+    before,
     never_fails,
     nothing,
     pause_while_tracing,
@@ -76,7 +77,7 @@ class Points(LoopHooks):
     def _install(self, owner: Any) -> Iterator[Removable]:
         for model in [model for reference in self._models if (model := reference()) is not None]:
             yield from self._watch(owner, weakref.ref(model))
-        yield Patch(dataloader._BaseDataLoaderIter, "__next__", functools.partial(_reporting_fetch, owner))
+        yield Patch(dataloader._BaseDataLoaderIter, "__next__", before(owner.fetching))
         yield Patch(torch.autograd, "backward", around(owner.backward_begins, owner.backward_ends))
         yield register_optimizer_step_pre_hook(lambda optimizer, *_call: owner.optimizer_begins(optimizer))
         yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
@@ -84,20 +85,6 @@ class Points(LoopHooks):
     def _watch(self, owner: Any, model: Any) -> list[Removable]:
         after = (lambda: owner.call_ended(model())) if self.ends else nothing
         return [*watch_calls(model(), lambda args, kwargs: owner.calling(model(), args, kwargs), after)]
-
-
-def _reporting_fetch(owner: Any, fetch: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fetch)
-    def reported(iterator: Any) -> Any:
-        try:  # a loader of known length that has returned its last batch; this fetch then begins no step
-            is_exhausted = bool(iterator._num_yielded >= len(iterator))
-        except (AttributeError, TypeError):
-            is_exhausted = False
-        if not is_exhausted:
-            owner.fetching(getattr(iterator, "_dataset", None))
-        return fetch(iterator)
-
-    return reported
 
 
 class Optimizers:
@@ -358,12 +345,16 @@ class InferredLoop(Guarded):
     # ---- called by the hooks of `Points`
 
     @never_fails
-    def fetching(self, dataset: object) -> None:
+    def fetching(self, iterator: Any) -> None:
         """A batch is fetched; this begins a step or an evaluation."""
         if not self._is_mine():
             return
+        # a loader of known length that has returned its last batch; a sampler may raise anything if it has no length
+        with suppress(Exception):
+            if iterator._num_yielded >= len(iterator):
+                return
         if self.train_dataset is not None:
-            evaluates = dataset is not self.train_dataset
+            evaluates = getattr(iterator, "_dataset", None) is not self.train_dataset
         else:
             evaluates = self.trains is not False and not self._is_training()
         if evaluates:

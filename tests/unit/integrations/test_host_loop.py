@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from support.ranges.outline import Outline
 from torch import nn
-from torch.utils.data import DataLoader, dataloader
+from torch.utils.data import DataLoader, Sampler, dataloader
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit.errors import UsageError
@@ -51,6 +52,23 @@ def test_a_step_has_its_phases(heard: Outline) -> None:
     assert heard.outline == ["step 0", *STEP, "step 1", *STEP]
     assert heard.under("forward") == ["Sequential", "0", "1", "2"] * 2
     assert heard.under("backward") == ["Sequential backward", "2 backward", "1 backward", "0 backward"] * 2
+
+
+def test_a_sampler_without_a_length_is_left_alone(heard: Outline) -> None:
+    class Unbounded(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(4))
+
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    model = small()
+    loop = begun(model)
+    for batch in DataLoader(torch.randn(4, 4), batch_size=4, sampler=Unbounded()):
+        model(batch).sum().backward()
+        loop.step_end()
+    loop.end()
+    assert heard.outline[:4] == ["step 0", *STEP[:3]]
 
 
 def test_micro_batches_are_told_apart(heard: Outline) -> None:
