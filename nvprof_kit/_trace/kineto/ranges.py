@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
@@ -132,24 +131,37 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
     """Columns of the schema's ``operators``: operators with autograd sequence numbers; None if ranges of this package
     cover the backward pass.
     """
+    import pandas as pd
+
     parsed = events.of(ANNOTATIONS).by_name(parse_kineto_name)
     if any(parsed_name is not None and parsed_name[1] == Category.BACKWARD.value for parsed_name in parsed):
         return None
     operators = events.of(OPERATORS)
     engine = operators.by_name(lambda name: name.startswith(_BACKWARD_OP), bool)
     numbered = ~engine & (operators.number("sequence", MISSING) != MISSING)
-    is_node = (operators.number("forward_thread", 0) != 0) | operators.by_name(
-        lambda name: _NODE.fullmatch(name) is not None, bool
-    )
+    made_on = operators.number("forward_thread", 0)
+    is_node = (made_on != 0) | operators.by_name(lambda name: _NODE.fullmatch(name) is not None, bool)
     groups = [np.flatnonzero(group) for group in (engine, numbered & is_node, numbered & ~is_node)]
     if len(groups[0]) and not len(groups[1]):
         text = "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
         events.warnings.append(Issue("sequence-numbers", "warning", 1.0, text))
     rows = operators.take(np.concatenate(groups))
     position = np.arange(len(rows))
-    tid_of_thread = _forward_threads(events, np.unique(operators.tid[groups[2]]))
+    # PyTorch's numbers of forward threads are not system thread ids: each stands for the only thread, or for the one
+    # from which a flow event leads to a node with this number
     numbers, thread_code = np.unique(rows.number("forward_thread", 0), return_inverse=True)
-    threads = np.array([tid_of_thread.get(group, -1) for group in numbers.tolist()], dtype=np.int64)
+    forward_tids = np.unique(operators.tid[groups[2]])
+    if len(forward_tids) == 1:
+        threads = np.where(numbers != 0, forward_tids[0], -1)
+    else:
+        arrows, key = pd.DataFrame(events.arrows), ["tid", "start_ns"]
+        nodes = pd.DataFrame({"tid": operators.tid, "start_ns": operators.start_ns, "number": made_on})
+        # of operators with the same start, the last one is the innermost
+        ends = arrows[~arrows["is_forward_end"]].merge(nodes.drop_duplicates(key, keep="last"), on=key)
+        starts = arrows[arrows["is_forward_end"]].drop_duplicates("id", keep="last").rename(columns={"tid": "thread"})
+        links = ends.merge(starts[["id", "thread"]], on="id")
+        links = links[links["number"] != 0].drop_duplicates("number").set_index("number")
+        threads = links["thread"].reindex(numbers, fill_value=-1).to_numpy(dtype=np.int64)
     return {
         **rows.columns(process),
         "backward": position < len(groups[0]) + len(groups[1]),
@@ -158,24 +170,3 @@ def read_operators(events: Events, process: int) -> dict[str, Any] | None:
         "forward_tid": threads[thread_code],
         "name": rows.label(lambda name: name.removeprefix(_BACKWARD_OP)),
     }
-
-
-def _forward_threads(events: Events, forward: npt.NDArray[np.int64]) -> dict[int, int]:
-    """Map PyTorch's forward thread numbers, which are not system thread ids, to thread ids, by the forward-backward
-    flow events. With a single thread, it is that thread.
-    """
-    import pandas as pd
-
-    made_on = events.of(OPERATORS).number("forward_thread", 0)
-    if len(forward) == 1:
-        return dict.fromkeys(np.unique(made_on[made_on != 0]).tolist(), int(forward[0]))
-    arrows, key = pd.DataFrame(events.arrows), ["tid", "start_ns"]
-    nodes = pd.DataFrame(
-        {"tid": events.of(OPERATORS).tid, "start_ns": events.of(OPERATORS).start_ns, "number": made_on}
-    )
-    ends = arrows[~arrows["is_forward_end"]]
-    arrow_starts = arrows[arrows["is_forward_end"]].drop_duplicates("id", keep="last").rename(columns={"tid": "thread"})
-    # of operators with the same start, the last one is the innermost
-    links = ends.merge(nodes.drop_duplicates(key, keep="last"), on=key).merge(arrow_starts[["id", "thread"]], on="id")
-    numbered = links[links["number"] != 0].drop_duplicates("number")
-    return dict(zip(numbered["number"].tolist(), numbered["thread"].tolist(), strict=True))
