@@ -406,27 +406,14 @@ class HostActivity:
         calls = np.concatenate((self.rows[positions], overhead[is_in_call]))
         tid = np.concatenate((host.tid[self.rows[positions]], thread[is_in_call]))
         start, end = host.start[calls], host.end[calls]
-        low, high = self._between_work(tid, start, end)
-        range_ = ranges.nesting.innermost(tid, start)
-        low = np.maximum(low, np.append(ranges.start, np.iinfo(np.int64).min)[range_])
-        high = np.minimum(high, np.append(ranges.end, np.iinfo(np.int64).max)[range_])
-        operator = self.operator[self.calls.innermost(tid, start)]
-        low = np.where(operator == NONE, low, np.maximum(low, host.start[operator]))
-        high = np.where(operator == NONE, high, np.minimum(high, host.end[operator]))
-        return tid, np.minimum(low, start), np.maximum(high, end)
-
-    def _between_work(self, tid: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """The interval around each given one without a call that gives the device work on its thread; it includes a
-        call that encloses it.
-        """
-        host = self.host
+        # no loading goes on beyond a call that gives the device work, unless that call encloses it
         work = np.flatnonzero(host.named(_GIVES_WORK) & ~host.overhead & ~host.operator)
         earliest, latest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         low, high = np.full(len(tid), earliest), np.full(len(tid), latest)
-        for thread in np.unique(tid).tolist():
-            rows, calls = np.flatnonzero(tid == thread), work[host.tid[work] == thread]
-            calls = calls[np.argsort(host.start[calls], kind="stable")]
-            starts, ends = np.append(host.start[calls], latest), np.append(host.end[calls], earliest)
+        for thread_id in np.unique(tid).tolist():
+            rows, of_thread = np.flatnonzero(tid == thread_id), work[host.tid[work] == thread_id]
+            of_thread = of_thread[np.argsort(host.start[of_thread], kind="stable")]
+            starts, ends = np.append(host.start[of_thread], latest), np.append(host.end[of_thread], earliest)
             before = np.searchsorted(starts, start[rows], side="right") - 1
             high[rows] = starts[np.searchsorted(starts, end[rows], side="left")]
             for _ in range(3):  # driver API calls nest in runtime API calls
@@ -434,7 +421,13 @@ class HostActivity:
                 high[rows] = np.where(encloses, ends[before], high[rows])
                 before = np.where(encloses, before - 1, before)
             low[rows] = np.where(before >= 0, ends[before], earliest)
-        return low, high
+        range_ = ranges.nesting.innermost(tid, start)
+        low = np.maximum(low, np.append(ranges.start, earliest)[range_])
+        high = np.minimum(high, np.append(ranges.end, latest)[range_])
+        operator = self.operator[self.calls.innermost(tid, start)]
+        low = np.where(operator == NONE, low, np.maximum(low, host.start[operator]))
+        high = np.where(operator == NONE, high, np.minimum(high, host.end[operator]))
+        return tid, np.minimum(low, start), np.maximum(high, end)
 
 
 def _sorted_moments(times: Sequence[Int64Array]) -> Int64Array:

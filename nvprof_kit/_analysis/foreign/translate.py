@@ -55,18 +55,27 @@ def _from_evidence(trace: Trace) -> Trace:
     """Take the layers of a capture without ranges of ours from the first evidence that it has: ranges of a known
     program, module events, the order of kernels, operators, and any ranges.
     """
+    from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
+
     layers = [text for text in trace.ranges["text"].cat.categories if BLOCK.search(str(text))]
     if trace.info.domain == DOMAIN and layers:  # module events of PyTorch
         named = _by_rules(trace, None) if trace.operators is not None else trace
-        return _compiled(trace, _share_in_blocks(named)) or named
+        share = _share_in_blocks(named)
+        if share <= 1 / 3:  # most of the time may be in a compiled model, which is one module
+            old = trace.ranges["category"].cat
+            categories = [Category.USER.value if name in LAYER_PHASES else name for name in old.categories]
+            ranges = trace.ranges.assign(category=labels(old.codes.to_numpy(), categories))
+            warnings = tuple(issue for issue in trace.info.warnings if issue.code != "class-names")
+            info = replace(trace.info, warnings=warnings)
+            structured = add_structure(replace(trace, info=info, ranges=ranges, operators=None))
+            named = structured if _share_in_blocks(structured) > 2 * share else named
+        return named
     rules = recognise(trace) if trace.info.domain != DOMAIN else None
     if rules is not None and _Renamed(trace, rules).is_a(_FORWARD).any():
         text = f"layers are from the ranges of {rules.title}, which were recognised; --rules or --domain overrides this"
         issue = Issue("recognised", "note", 1.0, text)
         info = replace(trace.info, evidence=rules.title, warnings=(*trace.info.warnings, issue))
         return _by_rules(replace(trace, info=info), rules)
-    from nvprof_kit._analysis.structure.structure import EVIDENCE, add_structure
-
     structured = add_structure(trace)
     if structured.info.evidence == EVIDENCE:
         return replace(structured, operators=None)
@@ -75,26 +84,6 @@ def _from_evidence(trace: Trace) -> Trace:
     if not len(trace.ranges):
         return structured
     return _by_rules(trace, preset("torch-nvtx")) if trace.info.domain != DOMAIN else trace
-
-
-def _compiled(trace: Trace, share: float) -> Trace | None:
-    """The layers by the order of kernels, if most of the time is in a compiled model, which is one module; else None.
-
-    Args:
-        trace: The capture with module events.
-        share: The share of the GPU time in numbered modules.
-    """
-    from nvprof_kit._analysis.structure.structure import add_structure
-
-    if share > 1 / 3:
-        return None
-    old = trace.ranges["category"].cat
-    names = [Category.USER.value if name in LAYER_PHASES else name for name in old.categories]
-    category = labels(old.codes.to_numpy(), names)
-    warnings = tuple(issue for issue in trace.info.warnings if issue.code != "class-names")
-    info, ranges = replace(trace.info, warnings=warnings), trace.ranges.assign(category=category)
-    structured = add_structure(replace(trace, info=info, ranges=ranges, operators=None))
-    return structured if _share_in_blocks(structured) > 2 * share else None
 
 
 def _share_in_blocks(trace: Trace) -> float:

@@ -111,12 +111,29 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
         kinds: The kind of each block, by path.
         memory: One row per completed layer call: step, layer, phase and `MEMORY_COLUMNS`; None without CUDA.
     """
+    import pandas as pd
+
     operations = Operations(trace)
     result = layers(operations, by_step=True)
     rows = _rows(operations)
     rows.insert(4, "kind", rows["layer"].map(dict(kinds)).astype(object))
     rows = _with_memory(rows, memory, dict(enumerate(operations.attribution.ranges.steps.tolist())))
-    attention = _fused_attention(operations)
+    # the fused attention kernels of each kind, layer, phase and step (missing outside steps)
+    classes, attribution = operations.classes, operations.attribution
+    chosen = np.flatnonzero(classes.is_a(ATTENTION))
+    layer, phase = (column[chosen] for column in op_owners(attribution))
+    instances = pd.array([*range(len(attribution.ranges.steps)), None], dtype="Int64")
+    columns = {
+        "kind": classes.family[chosen],
+        "layer": layer,
+        "phase": phase,
+        "instance": instances[attribution.step[chosen]],  # NONE indexes the last entry
+        "ns": (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()[chosen],
+    }
+    by = ["kind", "layer", "phase", "instance"]
+    times = pd.DataFrame(columns).groupby(by, observed=True, dropna=False)["ns"]
+    attention = times.agg(count="count", ns="sum").reset_index()
+    attention["kind"] = [classes.families[code].name for code in attention["kind"]]
     return LayerProfile(
         rows=rows[list(COLUMNS)],
         kinds=_kinds(rows, attention),
@@ -146,29 +163,6 @@ def _rows(operations: Operations) -> pd.DataFrame:
         "cpu_ns": sums["cpu_ns"],
     }
     return cells.frame(columns, np.any([*columns.values()], axis=0), ranges.steps)
-
-
-def _fused_attention(operations: Operations) -> pd.DataFrame:
-    """The fused attention kernels: kind, layer, phase, step (missing outside steps), count and ns of each."""
-    import pandas as pd
-
-    classes, attribution, ops = operations.classes, operations.attribution, operations.trace.ops
-    chosen = np.flatnonzero(classes.is_a(ATTENTION))
-    layer, phase = (column[chosen] for column in op_owners(attribution))
-    instances = pd.array([*range(len(attribution.ranges.steps)), None], dtype="Int64")
-    kernels = pd.DataFrame(
-        {
-            "kind": classes.family[chosen],
-            "layer": layer,
-            "phase": phase,
-            "instance": instances[attribution.step[chosen]],  # NONE indexes the last entry
-            "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()[chosen],
-        }
-    )
-    by = ["kind", "layer", "phase", "instance"]
-    summed = kernels.groupby(by, observed=True, dropna=False)["ns"].agg(count="count", ns="sum").reset_index()
-    table: pd.DataFrame = summed.assign(kind=[classes.families[code].name for code in summed["kind"]])
-    return table
 
 
 def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mapping[int, int]) -> pd.DataFrame:

@@ -256,9 +256,7 @@ def sum_layers(
     busy_ns = cells.with_nested(exact_sums(cell[is_alone], duration[is_alone], count).reshape(shape))
     op, cell_around = cells.around(np.flatnonzero(~is_alone), cell[~is_alone])
     busy_ns += union_lengths(start[op], end[op], device[op], cell_around, count).reshape(shape)
-    calls, cpu_ns = _range_sums(attribution.ranges, cells)
-    replay = attribution.replay[selection]
-    calls += _replays(cells, replay[replay >= 0], cell[replay >= 0])
+    calls, cpu_ns = _calls_and_cpu_time(attribution.ranges, cells, attribution.replay[selection], cell)
     sums |= {
         "calls": calls,
         "gpu_ops": np.bincount(cell[begins(trace.ops)[selection]], minlength=count).reshape(shape),
@@ -278,9 +276,18 @@ def sum_layers(
     return sums, names
 
 
-def _range_sums(ranges: Ranges, cells: Cells) -> tuple[Int64Array, Int64Array]:
-    """Number of ranges of each cell, and their CPU time: of a layer all, of a phase what no layer covers. A range
-    nested in another of its row is counted with the outer one.
+def _calls_and_cpu_time(
+    ranges: Ranges, cells: Cells, replay: npt.NDArray[np.int32], cell: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Number of calls of each cell, and the CPU time of its ranges: of a layer all, of a phase what no layer covers. A
+    range nested in another of its row is counted with the outer one. Of a layer that has a range, each CUDA graph
+    replay that ran an operation of it or of a layer inside it is a call too.
+
+    Args:
+        ranges: The ranges.
+        cells: The rows and columns.
+        replay: The replay of each operation, or `NONE`.
+        cell: The cell of each operation.
     """
     chosen = np.flatnonzero(cells.of_range >= 0)
     start, end, pid = ranges.start[chosen], ranges.end[chosen], ranges.pid[chosen]
@@ -292,10 +299,18 @@ def _range_sums(ranges: Ranges, cells: Cells) -> tuple[Int64Array, Int64Array]:
     column = cells.of_instance[steps_around(ranges, chosen)]
     counts = (column >= 0) & (ranges.tid[chosen] >= REPLAYED)
     is_call = counts & ranges.first[chosen] & (of_layer | ~repeats)
-    cell, is_timed = cells.of_range[chosen] * cells.shape[1] + column, counts & ~repeats
+    range_cell, is_timed = cells.of_range[chosen] * cells.shape[1] + column, counts & ~repeats
     size = cells.shape[0] * cells.shape[1]
-    calls = np.bincount(cell[is_call], minlength=size)
-    return calls.reshape(cells.shape), exact_sums(cell[is_timed], length[is_timed], size).reshape(cells.shape)
+    calls = np.bincount(range_cell[is_call], minlength=size).reshape(cells.shape)
+    cpu_ns = exact_sums(range_cell[is_timed], length[is_timed], size).reshape(cells.shape)
+    in_replay = replay >= 0
+    replays, cell = np.divmod(np.unique(replay[in_replay].astype(np.int64) * size + cell[in_replay]), size)
+    run, cell_around = cells.around(np.arange(len(cell)), cell)
+    runs = np.unique(replays[run] * size + cell_around)
+    rows = np.arange(cells.shape[0])
+    is_layer = (rows < cells.layer_rows) & np.isin(rows, cells.of_range)
+    calls[is_layer] += np.bincount(runs % size, minlength=size).reshape(cells.shape)[is_layer]
+    return calls, cpu_ns
 
 
 def inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
@@ -308,20 +323,6 @@ def inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
         result |= (current >= 0) & (label >= 0) & (np.append(label, NONE)[current] == label)
         current = nearest[np.append(parent, NONE)[current]]
     return result
-
-
-def _replays(cells: Cells, replay: npt.NDArray[np.int32], cell: Int64Array) -> Int64Array:
-    """How often CUDA graph replays ran each layer that has a range: once per replay that ran an operation of it or of a
-    layer inside it.
-    """
-    size = cells.shape[0] * cells.shape[1]
-    replays, cell = np.divmod(np.unique(replay.astype(np.int64) * size + cell), size)
-    run, cell_around = cells.around(np.arange(len(cell)), cell)
-    runs = np.unique(replays[run] * size + cell_around)
-    calls = np.bincount(runs % size, minlength=size).reshape(cells.shape)
-    is_layer = np.arange(cells.shape[0]) < cells.layer_rows
-    calls[~(is_layer & np.isin(np.arange(cells.shape[0]), cells.of_range))] = 0
-    return calls
 
 
 def _phases_of_loop(attribution: Attribution) -> tuple[tuple[str, ...], Int64Array]:
