@@ -18,11 +18,11 @@ SMALL = ("--layers", "2", "--width", "512", "--vocabulary", "4096", "--steps", "
 
 def check(capture: Path) -> None:
     """The table against brute force; all of forward and backward but a fill kernel per step is in a layer."""
-    result = nvprof_kit.open(capture).layers()
+    result = nvprof_kit.open(capture).layers(steps="all")
     parent = dict(zip(result.tree["layer"], result.tree["parent"], strict=True))
     truth = BruteForce(capture).table(parent=parent)
     ours = {(row["layer"], row["phase"]): row for row in result.rows.to_dict("records")}
-    assert set(ours) == {key for key, row in truth.items() if row["calls"] or row["gpu_ops"]}
+    assert set(ours) == {key for key, row in truth.items() if row["calls"] or row["gpu_total_ns"]}
     for key, row in ours.items():
         assert {name: row[name] for name in NUMBERS} == {name: truth[key][name] for name in NUMBERS}, key
     loop = result.rows[result.rows["phase"].isin(["forward", "backward", "recompute"])]
@@ -49,7 +49,8 @@ def test_the_reports_of_two_processes_are_compared(tmp_path: Path) -> None:
     verbs = [sys.executable, "-m", "nvprof_kit"]
     reports = [tmp_path / f"run.rank{rank}.nsys-rep" for rank in range(2)]
     for rank, report in enumerate(reports):
-        run(*verbs, "profile", "--export", "none", "-o", report.with_suffix(""), "--cuda-profiler", "--",
+        run(*verbs, "profile", "--export", "none", "-o", report.with_suffix(""),
+            "-x", "--capture-range=cudaProfilerApi", "--",
             sys.executable, PROGRAMS / "train.py", "encoder", *SMALL, RANK=str(rank), WORLD_SIZE="2")  # fmt: skip
     run(*verbs, "ranks", *reports, "-o", tmp_path / "job.json")
     answer = json.loads((tmp_path / "job.json").read_text())

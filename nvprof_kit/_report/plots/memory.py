@@ -49,7 +49,7 @@ def timeline_figure(result: Memory) -> Figure:
     order = result.by_layer.groupby("layer", sort=False)["bytes"].sum().sort_values(ascending=False, kind="stable")
     largest = [name for name in order.index if name in set(layers)][:_LAYERS]
     changes = np.zeros((events + 1, len(largest) + 1), dtype=np.int64)
-    group = pd.Categorical(layers, largest).codes  # -1, the last column, are the others
+    group = pd.Index(largest).get_indexer(layers)  # -1, the last column, are the others
     np.add.at(changes, (allocations["start"].to_numpy(), group), allocations["size_bytes"].to_numpy())
     np.subtract.at(changes, (allocations["end"].to_numpy(), group), allocations["size_bytes"].to_numpy())
     bands = pd.DataFrame(np.cumsum(changes, axis=0)[at], index=at, columns=[*largest, "other layers"])

@@ -20,7 +20,8 @@ def environment(tmp_path: Path) -> Path:
     binaries = tmp_path / "venv" / "bin"
     binaries.mkdir(parents=True)
     for name, command in {"python": "", "nvprof-kit": "-m nvprof_kit"}.items():
-        (binaries / name).write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {command} "$@"\n')
+        paths = f"{ROOT}${{PYTHONPATH:+:$PYTHONPATH}}"
+        (binaries / name).write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} {command} "$@"\n')
         (binaries / name).chmod(0o755)
     return binaries.parent
 
