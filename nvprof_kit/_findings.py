@@ -65,7 +65,6 @@ RULES: Mapping[str, str] = MappingProxyType(
         "other-profilers": "other profilers",
         "clocks": "clocks",
         "container": "container",
-        "wsl": "WSL",
         "disk": "disk",
         "program": "program",
         "torch": "torch",

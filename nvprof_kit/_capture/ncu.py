@@ -211,7 +211,7 @@ def measure_program(  # noqa: PLR0915
         waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
         replay = "application" if waits else "kernel"
     _check_ranks(tool, rank, program)
-    settings = ["--target-processes", "all", "--nvtx", f"--replay-mode={replay}"]
+    settings = ["--target-processes=all", "--nvtx", f"--replay-mode={replay}"]
     settings += ["--clock-control=none", "--cache-control=all"]
     settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
     settings += selection

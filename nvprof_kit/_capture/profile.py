@@ -102,8 +102,10 @@ def profile_program(
     tool = _nsys()
     settings = fit_settings([*read_preset(preset), *window.settings], nsys, tool, "profile")
     values = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
-    if window.option and {"--delay", "--duration"} & {*values}:
-        raise UsageError(f"{window.option} goes without --delay and --duration: it says when to capture")
+    if window.option and any(word.startswith(("--delay", "--duration", "--capture-range=")) for word in nsys):
+        raise UsageError(
+            f"{window.option} goes without --delay, --duration and --capture-range: it says when to capture"
+        )
     added = {**window.environ, **environ}
     output = output.removesuffix(".nsys-rep")
     if dry_run:

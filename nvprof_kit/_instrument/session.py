@@ -431,6 +431,9 @@ def add_memory_marks(read: Read = read_cuda) -> None:
     global _tool
     if _tool is None:
         return
+    if isinstance(_tool, Watch) and isinstance(_tool._listener, MemoryMarks):  # each range has its marks once
+        _tool._listener._read = read
+        return
     before, _tool = _tool, _with_memory(_tool, read)
     _tool.before_first = before.before_first
     if backend is before:

@@ -13,7 +13,7 @@ esac
 for name in base "$@"; do case $name in */*) cat -- "$name" ;; *) cat -- "$here/sets/$name.txt" ;; esac; echo; done |
   awk -v arch="$arch" 'function say(text) { print "sets.sh: " text >"/dev/stderr" } NR == FNR { has[$1]; next }
     { sub(/(^|[ \t])#.*|\r$/, ""); short = $2; sub(/[.].*/, "", short); fits = NF && (NF < 3 || index($0 " ", " " arch " ")) }
-    NF && !/^ *(section|metric) +[^ ]+( +sm_(80|89|90|100|120))* *$/ { say($0 ": no section NAME or metric NAME"); exit bad = 2 }
+    NF && !/^[ \t]*(section|metric)[ \t]+[^ \t]+([ \t]+sm_(80|89|90|100|120))*[ \t]*$/ { say($0 ": no section NAME or metric NAME"); exit bad = 2 }
     !fits || seen[$1, $2]++ { next } /launch__/ { has[$2] } # a metric of the launch, which ncu does not list
     ($1 == "section" ? "LaunchStats" : "gpu__time_duration") in has && !(short in has || $2 in has) { say("this ncu has no " $1 " " $2 " on " arch ": left out"); next }
     $1 == "section" { print "--section=" $2; next } { metrics = metrics "," $2 } END { if (!bad) print "--metrics=" substr(metrics, 2) }

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -27,7 +28,7 @@ def record_program(
         path: Trace that it writes; ranks and windows have theirs beside it.
         command: The program's command line.
         schedule: Which steps, '' for all.
-        force: Replace existing traces.
+        force: Replace existing traces, once there is a new one.
         environ: Additional environment variables, with which its processes record themselves.
 
     Returns:
@@ -45,8 +46,7 @@ def record_program(
     existing = _traces(path)
     if existing and not force:
         raise UsageError(f"{existing[0]} exists; choose another name with -o, or replace it with --force")
-    for trace in existing:
-        trace.unlink()
+    old = {trace: trace.rename(trace.with_name(f".{trace.name}.old")) for trace in existing}
     sys.stdout.flush()
     program: list[subprocess.Popen[bytes]] = []
 
@@ -60,10 +60,17 @@ def record_program(
             signal.signal(number, pass_on)
     program.append(subprocess.Popen(command, env={**os.environ, **environ}))
     status = program[0].wait()
+    has_recorded = bool(_traces(path))
+    for trace, moved in old.items():
+        if has_recorded:
+            moved.unlink()
+        else:
+            moved.rename(trace)
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
-    if status == 0 and not _traces(path):
+    if status == 0 and not has_recorded:
         say(f"nothing was recorded, {path.name} is not written; only Python that imports torch is recorded")
         return 1
     return status

@@ -15,13 +15,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from nvprof_kit._capture.recorder.record import RecordOptions, Traces, of_rank, record
+from nvprof_kit._capture.recorder.record import RecordOptions, Traces, of_rank, part_of, record
 from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
@@ -39,8 +39,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 LAUNCHERS = frozenset(
     {
         *("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "colossalai"),
-        *("accelerate", "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner"),
-        "deepspeed.launcher.launch",
+        *("accelerate", "accelerate.commands.launch", "accelerate.commands.accelerate_cli", "composer", "fabric"),
+        *("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
     }
 )
 """Programs and modules that import torch and start the ranks to record."""
@@ -54,8 +54,7 @@ def say(text: str) -> None:
 
 def begin_recording(variable: str) -> None:
     """Record this process, which has imported torch, as a variable of the environment says, but not its children."""
-    program = next((word for word in sys.orig_argv[1:] if not word.startswith("-")), "")  # a script, or -m MODULE
-    if Path(program).name in LAUNCHERS:
+    if Path(_program(sys.orig_argv[1:])).name in LAUNCHERS:
         return
     settings = json.loads(os.environ.pop(variable, "null"))
     if settings is None:
@@ -72,6 +71,17 @@ def begin_recording(variable: str) -> None:
         say(str(error))
     else:
         _end_before_leaving(recording)
+
+
+def _program(arguments: Sequence[str]) -> str:
+    """The script or module of a Python's arguments, '' for neither."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-W", "-X"):
+            next(words, "")
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _end_before_leaving(recording: Recording) -> None:
@@ -156,7 +166,10 @@ class Recording:
             def called(*_call: object) -> None:
                 first_call.remove()
                 if self._recorder is None and os.getpid() == self._pid:
-                    self._record()
+                    try:
+                        self._record()
+                    except NvprofKitError as error:  # it must not end the program's forward
+                        say(str(error))
 
             first_call = register_module_forward_pre_hook(called)
         else:
@@ -176,13 +189,20 @@ class Recording:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             try:
+                recorder.path.touch(exist_ok=False)
+            except FileExistsError:  # of a process that ran beside this one
+                recorder.path = part_of(recorder.path, str(os.getpid()))
+            except OSError:
+                pass  # what writes the trace says so
+            try:
                 recorder.__exit__(None, None, None)
             finally:  # also if a delayed signal ends the program
-                if recorder.empty:
-                    self._empty = True
-                    recorder.path.unlink(missing_ok=True)
-                elif recorder.written:
+                self._empty = recorder.empty
+                if recorder.written and not recorder.empty:
                     self._announce(recorder.path)
+                else:
+                    with suppress(OSError):
+                        recorder.path.unlink()
 
     def _announce(self, path: Path, window: Window | None = None) -> None:
         """Print that a trace is written."""

@@ -130,14 +130,22 @@ def _range(text: str, category: Category) -> Range:
     return Range(require(text, str, f"the text of a {category.value} range", "a text"), category)
 
 
-@lru_cache(maxsize=4096)
 def phase(name: str) -> Scope:
     """Range a phase of the loop, such as ``forward``, ``backward`` or ``generate``; a context manager and a decorator.
 
     Args:
         name: Name of the phase.
     """
-    return Scope(_range(name, Category.PHASE))
+    scope = _phases.get(name)  # and no cache of functools, which warns in a compiled function
+    if scope is None:
+        scope = Scope(_range(name, Category.PHASE))
+        if len(_phases) < _MOST_PHASES:
+            _phases[name] = scope
+    return scope
+
+
+_phases: dict[str, Scope] = {}
+_MOST_PHASES = 4096
 
 
 def mark(text: str) -> None:

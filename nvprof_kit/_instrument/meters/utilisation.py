@@ -112,7 +112,8 @@ class Utilisation:
         self._process = os.getpid()
         self.samples = []
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nvprof_kit utilisation", daemon=True)
+        gpus = _gpus(self._nvml)  # here, because CUDA's current device is that of the thread
+        self._thread = threading.Thread(target=self._run, args=[gpus], name="nvprof_kit utilisation", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -143,7 +144,7 @@ class Utilisation:
             lines.append(f"{title}: {', '.join(means)} (mean of {len(samples)} samples)")
         return lines
 
-    def _run(self) -> None:
+    def _run(self, gpus: dict[int, Any]) -> None:
         process, system, nvml = self._psutil.Process(os.getpid()), self._psutil, self._nvml
         sources: dict[Any, dict[str, Any]] = {
             "": {
@@ -152,7 +153,7 @@ class Utilisation:
                 "process_bytes": lambda: process.memory_info().rss,
             }
         }
-        for device, handle in _gpus(nvml).items():
+        for device, handle in gpus.items():
             sources[device] = {
                 "gpu_percent": lambda gpu=handle: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
                 "gpu_memory_bytes": lambda gpu=handle: nvml.nvmlDeviceGetMemoryInfo(gpu).used,

@@ -53,7 +53,7 @@ def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> N
         (
             ["--step", "2", "-x", "--delay=3", "--", "x"],
             2,
-            "--step goes without --delay and --duration: it says when to capture",
+            "--step goes without --delay, --duration and --capture-range: it says when to capture",
         ),
         (
             ["--", "x"],

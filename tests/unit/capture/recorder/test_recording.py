@@ -85,7 +85,10 @@ def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
         f"nvprof-kit: {tmp_path}/run.json exists; choose another name with -o, or replace it with --force",
     )
     assert (tmp_path / "run.json").read_text() == "mine"
+    assert recorded(tmp_path, "raise SystemExit(3)", "--force").returncode == 3  # and records nothing
+    assert (tmp_path / "run.json").read_text() == "mine"
     assert recorded(tmp_path, STEPS, "--force").returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     assert len(ours(tmp_path / "run.json", "step")) == 6
 
 
@@ -124,6 +127,23 @@ def test_a_program_that_leaves_at_once_leaves_its_trace(end: str, status: int, t
     assert len(ours(tmp_path / "run.json", "step")) == 6
 
 
+@pytest.mark.slow
+def test_a_program_that_is_killed_is_not_recorded_and_its_status_is_kept(tmp_path: Path) -> None:
+    done = recorded(tmp_path, "import os, torch\nos.kill(os.getpid(), 9)")
+    assert (done.returncode, told(done), [*tmp_path.iterdir()]) == (-9, [], [])
+
+
+@pytest.mark.slow
+def test_processes_that_run_beside_each_other_leave_a_trace_each(tmp_path: Path) -> None:
+    meets = (
+        "import os, sys, time\nopen(sys.argv[1], 'w').close()\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)"
+    )
+    (tmp_path / "program.py").write_text(f"{STEPS}\n{meets}")
+    both = f"{sys.executable} program.py a b & {sys.executable} program.py b a & wait"
+    done = execute(*NVPROF_KIT, "record", "--", "sh", "-c", both, cwd=tmp_path)
+    assert done.returncode == 0 and len([*tmp_path.glob("run*.json.gz")]) == 2, done.stderr
+
+
 def test_signals_wait_while_a_trace_is_written() -> None:
     came = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
@@ -143,7 +163,7 @@ def test_signals_wait_while_a_trace_is_written() -> None:
 @pytest.mark.parametrize(
     "launch",
     [
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "accelerate_loop.py", "deepspeed"],
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=2", "accelerate_loop.py"],
         [
             "sh",
             "-c",

@@ -192,6 +192,8 @@ def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
     assert isinstance(session.backend, Watch)
     assert session.backend.thread is tool.thread
     assert session.backend is session._tool
+    session.add_memory_marks()
+    assert session.backend._before is tool, "each range has its marks once"
 
 
 @pytest.mark.parametrize(("value", "kind"), [("1", Watch), ("0", Nvtx), ("", Nvtx)])

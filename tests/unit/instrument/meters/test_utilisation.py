@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
 
 import pytest
+import torch
 
 import nvprof_kit._instrument.session as session
 
@@ -115,3 +117,13 @@ def test_gpus_go_by_the_ordinal_that_the_process_sees(nvml: None, monkeypatch: p
     with Utilisation(0.01) as sampler:
         time.sleep(0.05)
     assert not any("GPU" in line for line in sampler.lines())
+
+
+def test_the_gpu_is_that_of_the_thread_that_starts(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = threading.get_ident()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: int(threading.get_ident() == mine))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: None)
+    with Utilisation(0.01) as sampler:
+        time.sleep(0.05)
+    assert [line.partition(":")[0] for line in sampler.lines()[1:]] == ["GPU 1"]
