@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -599,9 +600,9 @@ class Views(Result):
     ranked: ClassVar[Mapping[str, tuple[str, Sequence[str]]]] = {}
 
     @property
+    @abstractmethod
     def tables(self) -> Mapping[str, pd.DataFrame]:
         """All tables by name."""
-        raise NotImplementedError
 
     @property
     def schema(self) -> str:

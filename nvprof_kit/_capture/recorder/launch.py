@@ -58,14 +58,16 @@ def record_program(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
-    program.append(subprocess.Popen(command, env={**os.environ, **environ}))
-    status = program[0].wait()
-    has_recorded = bool(_traces(path))
-    for trace, moved in old.items():
-        if has_recorded:
-            moved.unlink()
-        else:
-            moved.rename(trace)
+    try:
+        program.append(subprocess.Popen(command, env={**os.environ, **environ}))
+        status = program[0].wait()
+    finally:
+        has_recorded = bool(_traces(path))
+        for trace, moved in old.items():
+            if has_recorded:
+                moved.unlink()
+            else:
+                moved.rename(trace)
     if status < 0:
         with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)
@@ -77,7 +79,7 @@ def record_program(
 
 
 def _traces(path: Path) -> list[Path]:
-    """The traces of a name, also those of ranks and windows: ``run.rank0.json.gz``, ``run.1.json.gz``."""
+    """The traces of a name, also those of ranks, windows and processes: ``run.rank0.json.gz``, ``run.1.json.gz``."""
     stem, dot, suffix = path.name.partition(".json")
-    pattern = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)?{re.escape(dot + suffix)}")
+    pattern = re.compile(rf"{re.escape(stem)}(\.rank\d+)?(\.\d+)*{re.escape(dot + suffix)}")
     return sorted(file for file in path.parent.iterdir() if pattern.fullmatch(file.name))

@@ -19,7 +19,7 @@ from contextlib import ContextDecorator, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.flops.count import watch_again
@@ -94,6 +94,9 @@ class record(ContextDecorator):
             or a recording is already running.
         ToolError: On entry, or when a window begins: PyTorch is not installed.
     """
+
+    shares_path: ClassVar[bool] = False
+    """Whether other processes write traces of the same path: the first keeps it, later ones add their number."""
 
     def __init__(
         self,
@@ -227,11 +230,12 @@ class record(ContextDecorator):
         with waiting_signals():
             profiler.stop_trace()
             try:
-                self.empty = _export(profiler, self.path)
+                path, self.empty = _export(profiler, self.path, shares_path=self.shares_path)
             except OSError as failure:  # a failed write must not end the program
                 warnings.warn(f"{self.path} is not written: {failure.strerror or failure}", stacklevel=2)
                 return
-            self.written = True
+            self.written = path is not None
+            self.path = path or self.path
 
 
 class Tool(Sink):
@@ -456,11 +460,12 @@ _EVENT = re.compile(rb'"cat": "(?!Trace")')
 """An event of the program; PyTorch writes one of the recording itself into every trace."""
 
 
-def _export(profiler: Any, path: Path) -> bool:
+def _export(profiler: Any, path: Path, *, shares_path: bool) -> tuple[Path | None, bool]:
     """Write the trace to a temporary name and rename it, so that readers never see a partial file.
 
     Returns:
-        Whether it has no event. Such a trace has a few kilobytes of names, and larger ones are not searched.
+        Where it is, None if other processes share the path and it has no event; and whether it has none. Such a trace
+        has a few kilobytes of names, and larger ones are not searched.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.json")
     packed = partial.with_name(f"{partial.name}.gz")
@@ -474,8 +479,18 @@ def _export(profiler: Any, path: Path) -> bool:
             with partial.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             partial = packed
+        if shares_path:
+            if empty:
+                return None, True
+            try:
+                os.link(partial, path)  # which fails where a trace is, unlike a replacement
+                return path, False
+            except FileExistsError:
+                path = part_of(path, str(os.getpid()))
+            except OSError:  # a file system without links
+                pass
         partial.replace(path)
-        return empty
+        return path, empty
     finally:
         for left in (partial, packed, path.with_name(f".{path.name}.{os.getpid()}.json")):
             left.unlink(missing_ok=True)

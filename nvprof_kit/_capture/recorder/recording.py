@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from nvprof_kit._capture.recorder.record import RecordOptions, Traces, of_rank, part_of, record
+from nvprof_kit._capture.recorder.record import RecordOptions, Traces, of_rank, record
 from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
@@ -59,10 +59,8 @@ def begin_recording(variable: str) -> None:
     settings = json.loads(os.environ.pop(variable, "null"))
     if settings is None:
         return
+    record.shares_path = True
     path = of_rank(Path(settings["path"]))
-    if path.exists():
-        say(f"process {os.getpid()} is not recorded: another process of the program has written {path.name}")
-        return
     options = RecordOptions(**settings["options"])
     recording = Recording(str(path), options, settings["schedule"], settings["memory_mb"])
     try:
@@ -189,20 +187,11 @@ class Recording:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             try:
-                recorder.path.touch(exist_ok=False)
-            except FileExistsError:  # of a process that ran beside this one
-                recorder.path = part_of(recorder.path, str(os.getpid()))
-            except OSError:
-                pass  # what writes the trace says so
-            try:
                 recorder.__exit__(None, None, None)
             finally:  # also if a delayed signal ends the program
                 self._empty = recorder.empty
-                if recorder.written and not recorder.empty:
+                if recorder.written:
                     self._announce(recorder.path)
-                else:
-                    with suppress(OSError):
-                        recorder.path.unlink()
 
     def _announce(self, path: Path, window: Window | None = None) -> None:
         """Print that a trace is written."""

@@ -134,13 +134,14 @@ def test_a_program_that_is_killed_is_not_recorded_and_its_status_is_kept(tmp_pat
 
 
 @pytest.mark.slow
-def test_processes_that_run_beside_each_other_leave_a_trace_each(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--schedule", "2:4")])
+def test_processes_that_run_beside_each_other_leave_a_trace_each(options: tuple[str, ...], tmp_path: Path) -> None:
     meets = (
         "import os, sys, time\nopen(sys.argv[1], 'w').close()\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)"
     )
     (tmp_path / "program.py").write_text(f"{STEPS}\n{meets}")
     both = f"{sys.executable} program.py a b & {sys.executable} program.py b a & wait"
-    done = execute(*NVPROF_KIT, "record", "--", "sh", "-c", both, cwd=tmp_path)
+    done = execute(*NVPROF_KIT, "record", *options, "--", "sh", "-c", both, cwd=tmp_path)
     assert done.returncode == 0 and len([*tmp_path.glob("run*.json.gz")]) == 2, done.stderr
 
 
