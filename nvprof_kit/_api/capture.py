@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.diff.diff import Diff
     from nvprof_kit._analysis.flops.flops import Flops
     from nvprof_kit._analysis.foreign.rules import Rules
-    from nvprof_kit._analysis.kernels.classes import Rule
     from nvprof_kit._analysis.layers.layers import Layers
     from nvprof_kit._analysis.metrics import Metrics
     from nvprof_kit._analysis.ncu.plan import NcuPlan
@@ -65,7 +64,6 @@ def open(  # what the package offers as `nvprof_kit.open`
     *,
     rules: str | Path | None = None,
     domain: str | None = None,
-    kernel_rules: str | Path | None = None,
     model: str | Path | None = None,
 ) -> Capture:
     """Open a capture.
@@ -75,10 +73,10 @@ def open(  # what the package offers as `nvprof_kit.open`
             (``.nsys-rep``, exported once), or a PyTorch profiler trace (``.json``, ``.json.gz``); a file may be packed
             as ``.xz``. It is never written to.
         rules: How the captured program names its NVTX ranges, if it is not nvprof_kit that emitted them: deepspeed,
-            emit-nvtx, megatron-lm, nemo, sglang, tensorrt-llm, torch-nvtx, vllm, or a TOML file.
+            emit-nvtx, megatron-lm, nemo, sglang, tensorrt-llm, torch-nvtx, vllm, or a TOML file, which may have rules
+            for the classes of kernels too.
         domain: NVTX domain of the ranges; separate several with commas; '' or default is the default domain. [default:
             that of the rules, nvprof_kit without rules]
-        kernel_rules: A TOML file of rules that classify kernels; they take precedence over the built-in rules.
         model: The model's ``config.json`` of Hugging Face: checks the number of blocks, and names those found by the
             order of kernels. Never needed.
 
@@ -89,7 +87,7 @@ def open(  # what the package offers as `nvprof_kit.open`
         CaptureError: The file does not exist, or is no capture.
         UsageError: ``rules`` is neither a preset nor a file, a rule is invalid, or ``model`` tells no number of layers.
     """
-    return Capture(path, rules=rules, domain=domain, kernel_rules=kernel_rules, model=model)
+    return Capture(path, rules=rules, domain=domain, model=model)
 
 
 class Capture:
@@ -110,16 +108,11 @@ class Capture:
         *,
         rules: str | Path | Rules | None = None,
         domain: str | None = None,
-        kernel_rules: str | Path | None = None,
         model: str | Path | None = None,
     ) -> None:
-        self.path, self._options = Path(path), {"kernel_rules": kernel_rules, "model": model}
+        self.path, self._model_file = Path(path), model
         self._rules = read_rules(rules)
-        self._kernel_rules: tuple[Rule, ...] = ()
-        if kernel_rules is not None:
-            from nvprof_kit._analysis.kernels.classes import parse_rules
-
-            self._kernel_rules = parse_rules(_read_text("--kernel-rules", kernel_rules), str(kernel_rules))
+        self._kernel_rules = () if self._rules is None else self._rules.kernels
         self._model = None
         if model is not None:
             from nvprof_kit._analysis.structure.model_config import read_model_config
@@ -128,7 +121,7 @@ class Capture:
         self.domain = domain_of(self._rules, domain)
         self._rule_files = tuple(
             Path(path_or_preset)
-            for path_or_preset in (rules, kernel_rules, model)
+            for path_or_preset in (rules, model)
             if isinstance(path_or_preset, (str, Path)) and Path(path_or_preset).is_file()
         )
         self._read: set[str] = set()
@@ -636,7 +629,7 @@ class Capture:
 
     def _like(self, path: str | Path) -> Capture:
         """Open another capture with the rules and domain of this one."""
-        capture = Capture(path, rules=self._rules, domain=self.domain, **self._options)
+        capture = Capture(path, rules=self._rules, domain=self.domain, model=self._model_file)
         capture._rule_files = self._rule_files
         return capture
 
@@ -767,29 +760,20 @@ def read_rules(named: str | Path | Rules | None) -> Rules | None:
     """The rules of a preset or a file, if they are not read yet.
 
     Raises:
-        UsageError: The name is neither a preset nor a file, or the file is invalid.
+        UsageError: The name is neither a preset nor a file, or the file is invalid or cannot be read.
     """
     if not isinstance(named, (str, Path)):
         return named
     from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
+    from nvprof_kit._trace.files.packed import read_packed
 
     if str(named) in presets():
         return preset(str(named))
     if not Path(named).exists():
         raise UsageError(f"--rules {named}: no such file, and no preset; available: {', '.join(presets())}")
-    return parse_rules(_read_text("--rules", named), str(named))
-
-
-def _read_text(option: str, path: str | Path) -> str:
-    """The text of the file of an option.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
-    from nvprof_kit._trace.files.packed import read_packed
-
     try:
-        return read_packed(Path(path)).decode("utf-8")
+        text = read_packed(Path(named)).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{option} {path}: cannot read it: {reason}") from None
+        raise UsageError(f"--rules {named}: cannot read it: {reason}") from None
+    return parse_rules(text, str(named))

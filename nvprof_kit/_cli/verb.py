@@ -42,7 +42,7 @@ METAVARS = {
     **{"fail_on": "TARGET:+N%", "max_memory": "MB", "part": "I/N"},
     **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
     **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "maps": "FOLDER", "process": "RANK"},
-    **dict.fromkeys(("capture", "counts", "kernel_rules", "model", "script"), "FILE"),
+    **dict.fromkeys(("capture", "counts", "model", "script"), "FILE"),
     **{"measure": "[FOLDER]", "vs": "NEW...", "with_": "CAPTURE"},
     **dict.fromkeys(("rank", "step", "top"), "N"),
     **dict.fromkeys(("kernel", "output", "preset", "session", "set"), "NAME"),

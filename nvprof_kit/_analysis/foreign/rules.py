@@ -1,4 +1,5 @@
-"""Rules for the range names of other programs: they map a range's text to a layer, a phase, a step or an operator.
+"""Rules for the range names of other programs: they map a range's text to a layer, a phase, a step or an operator;
+and the user's rules for the classes of kernels, which stand in the same file.
 
 Rules are data: TOML, in a user file or a built-in preset; see ``docs/foreign.md``.
 """
@@ -12,6 +13,7 @@ from importlib.resources import files
 from string import Formatter
 from typing import Any, NamedTuple
 
+from nvprof_kit._analysis.kernels import classes
 from nvprof_kit._toml import TomlError, parse_toml
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import LAYER_PHASES, Category, RangeName, parse_range, strip_wrappers
@@ -24,7 +26,7 @@ PAIR = ("start", "end")
 
 _TEMPLATES = ("layer", "phase", "step", "plain")
 _KEYS = frozenset({"match", "category", "operator", "pair", "part", *_TEMPLATES})
-_HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "rule"})
+_HEAD = frozenset({"title", "sources", "domain", "include", "otherwise", "rule", "kernel"})
 _DIGITS = 18
 """Maximum digits of a sequence number; longer ones do not fit in int64 and are ignored."""
 _OTHERWISE = ("nothing", "layer")
@@ -114,6 +116,7 @@ class Rules:
         domain: NVTX domain of the ranges, None if the rules do not specify one.
         otherwise: How to treat a range that no rule matches: ``nothing``, or ``layer``, as it would be without rules.
         rules: The rules.
+        kernels: Rules for the classes of kernels, tried before the built-in ones.
     """
 
     title: str
@@ -121,6 +124,7 @@ class Rules:
     domain: str | None = None
     otherwise: str = "nothing"
     rules: tuple[Rule, ...] = ()
+    kernels: tuple[classes.Rule, ...] = ()
 
     def meaning(self, text: str, category: str | None = None) -> Meaning:
         """The meaning of a range with this text and category; this package's categories override rules."""
@@ -163,7 +167,7 @@ def parse_rules(text: str, source: str) -> Rules:
         source: Name of the source in error messages.
 
     Raises:
-        UsageError: The text is not TOML, or does not follow ``docs/foreign.md``.
+        UsageError: The text is not TOML, or does not follow ``docs/foreign.md`` and ``docs/kernel-classes.md``.
     """
     try:
         document = parse_toml(text)
@@ -180,20 +184,27 @@ def parse_rules(text: str, source: str) -> Rules:
     otherwise = document.get("otherwise", "nothing")
     if otherwise not in _OTHERWISE:
         raise UsageError(f"{source}: otherwise = {otherwise!r}; needed one of {', '.join(_OTHERWISE)}")
-    tables = document.get("rule", [])
-    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-        raise UsageError(f"{source}: rule is not a list of tables; write each below a line [[rule]]")
-    rules = [_rule(table, f"{source}: rule {number}") for number, table in enumerate(tables, 1)]
+    for key in ("rule", "kernel"):
+        tables = document.get(key, [])
+        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+            raise UsageError(f"{source}: {key} is not a list of tables; write each below a line [[{key}]]")
+    rules = [_rule(table, f"{source}: rule {number}") for number, table in enumerate(document.get("rule", []), 1)]
+    tables = document.get("kernel", [])
+    kernels = [classes.rule_of(table, f"{source}: kernel {number}") for number, table in enumerate(tables, 1)]
     for other in document.get("include", []):
         rules += parse_rules(_preset_text(other), other).rules
-    if not rules:
-        raise UsageError(f"{source}: no [[rule]] in it; needed at least one with match and layer, phase or step")
+    if not rules and not kernels:
+        raise UsageError(
+            f"{source}: no [[rule]] in it; needed at least one with match and layer, phase or step, "
+            "or a [[kernel]] with name, class and match"
+        )
     return Rules(
         title=document.get("title", source),
         sources=tuple(document.get("sources", ())),
         domain=document.get("domain"),
         otherwise=otherwise,
         rules=tuple(rules),
+        kernels=tuple(kernels),
     )
 
 

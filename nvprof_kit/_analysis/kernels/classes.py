@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import begins, exact_sums
-from nvprof_kit._toml import TomlError, parse_toml
+from nvprof_kit._toml import parse_toml
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
@@ -99,35 +99,22 @@ class KernelClasses:
         text = (
             f"{len(self.unmatched)} kernel names, {100 * ns / max(total_ns, 1):.1f} % of the time, matched no "
             f"class rule and are 'other', the costliest {str(self.unmatched['name'].iloc[0])[:60]!r}; "
-            "name them in a file for --kernel-rules"
+            "name them in a file for --rules"
         )
         return (Issue("unmatched-kernels", "note", ns / max(total_ns, 1), text),)
 
 
-def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
-    """Parse rules from TOML: an array of tables ``rule``, each with ``name``, ``class``, ``match``.
+def rule_of(table: Mapping[str, Any], where: str) -> Rule:
+    """A rule from a table ``kernel`` in TOML, with ``name``, ``class`` and ``match``.
 
     Args:
-        text: The TOML text.
-        source: Name of the source in error messages.
+        table: The table.
+        where: Name of its place in error messages.
 
     Raises:
-        UsageError: The text is not TOML, a field is missing or unknown, a class is not in `CLASSES`, or a pattern is
-        not
-            a regular expression.
+        UsageError: A field is missing or unknown, the class is not in `CLASSES`, or a pattern is not a regular
+            expression.
     """
-    try:
-        tables = parse_toml(text).get("rule", [])
-    except TomlError as error:
-        raise UsageError(f"{source}: not TOML: {error}") from None
-    if not isinstance(tables, list) or not tables:
-        raise UsageError(f"{source}: no [[rule]] in it; needed at least one with name, class and match")
-    return tuple(_rule(table, f"{source}: rule {number}") for number, table in enumerate(tables, 1))
-
-
-def _rule(table: Any, where: str) -> Rule:
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{where}: not a table; write each rule below a line [[rule]]")
     if missing := _FIELDS - {"example"} - table.keys():
         raise UsageError(f"{where}: lacks {', '.join(sorted(missing))}")
     if unknown := table.keys() - _FIELDS:
@@ -154,8 +141,8 @@ def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def built_in_rules() -> tuple[Rule, ...]:
     """The built-in rules."""
-    name = "classes.toml"
-    return parse_rules((files("nvprof_kit._analysis.kernels") / name).read_text(encoding="utf-8"), name)
+    document = parse_toml((files("nvprof_kit._analysis.kernels") / "classes.toml").read_text(encoding="utf-8"))
+    return tuple(rule_of(table, "classes.toml") for table in document["kernel"])
 
 
 _LONGEST = 8192

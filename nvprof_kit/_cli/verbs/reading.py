@@ -92,9 +92,10 @@ def diff(output: Output, captures: tuple[str, ...], *, vs: Sequence[str] = (), *
         raise click.exceptions.Exit(1)
 
 
-_UNUSED = ("kernel_rules", "model")
-READ.question(Capture.flops, "nvprof-kit flops run.sqlite --counts run.flops.json", without=_UNUSED)(Capture.flops)
-READ.question(Capture.metrics, "nvprof-kit metrics run.sqlite --depth 3", nsys=True, without=_UNUSED)(Capture.metrics)
+READ.question(Capture.flops, "nvprof-kit flops run.sqlite --counts run.flops.json", without=("model",))(Capture.flops)
+READ.question(Capture.metrics, "nvprof-kit metrics run.sqlite --depth 3", nsys=True, without=("model",))(
+    Capture.metrics
+)
 
 
 @OUT.verb(
@@ -122,7 +123,7 @@ def report(output: Output, captures: tuple[str, ...], **options: Any) -> None:
 @OUT.verb(
     "nvprof-kit plot run.sqlite --steps 12 -o step.svg",
     also=(Capture.plot, open_capture),
-    without=("model", "kernel_rules"),
+    without=("model",),
     writes={f".{name}": name for name in formats.PICTURES},
 )
 def plot(output: Output, captures: tuple[str, ...], **options: Any) -> None:
@@ -141,7 +142,7 @@ def plot(output: Output, captures: tuple[str, ...], **options: Any) -> None:
 @OUT.verb(
     "nvprof-kit export run.sqlite --steps 12 -o step.json.gz",
     also=(Capture.export, open_capture),
-    without=("model", "kernel_rules"),
+    without=("model",),
     writes={".json.gz": "json.gz", ".gz": "json.gz", ".json": "json"},
 )
 def export(output: Output, captures: tuple[str, ...], **options: Any) -> None:

@@ -35,7 +35,7 @@ COUNTERS.add(ncu)
     Capture.ncu_plan,
     "nvprof-kit ncu plan run.sqlite --share 0.8 --script plan.sh",
     nsys=True,
-    without=("kernel_rules", "model", "where", "fold"),
+    without=("model", "where", "fold"),
     name="plan",
     under=ncu,
 )

@@ -20,7 +20,7 @@ import nvprof_kit
 from nvprof_kit._cli import main
 
 RULES = '[[rule]]\nmatch = "layers.*"\nlayer = "block"\n'
-KERNELS = '[[rule]]\nname = "mine"\nclass = "gemm"\nmatch = "gemm"\n'
+KERNELS = '[[kernel]]\nname = "mine"\nclass = "gemm"\nmatch = "gemm"\n'
 
 
 def kineto() -> bytes:
@@ -65,9 +65,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "export run.json.gz -o run.json.gz",
         "export run.json -o run.json",
         "summary run.sqlite --view kernel --format csv -o run.sqlite",
-        "summary run.sqlite --kernel-rules kernels.md -o kernels.md --view kernel",
+        "summary run.sqlite --rules kernels.md -o kernels.md --view kernel",
         "breakdown run.sqlite --format md -o run.sqlite",
-        "breakdown run.sqlite --kernel-rules kernels.md -o kernels.md",
+        "breakdown run.sqlite --rules kernels.md -o kernels.md",
         "advise run.sqlite --format json -o run.sqlite",
         "advise packed.sqlite.xz --format json -o packed.sqlite.xz",
         "metrics run.sqlite --format json -o run.sqlite",

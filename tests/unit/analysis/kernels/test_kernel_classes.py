@@ -19,7 +19,7 @@ else:
     import tomli as tomllib
 
 DATA = Path(__file__).parents[3] / "data"
-RULES = tomllib.loads((Path(nvprof_kit.__file__).parent / "_analysis/kernels/classes.toml").read_text())["rule"]
+RULES = tomllib.loads((Path(nvprof_kit.__file__).parent / "_analysis/kernels/classes.toml").read_text())["kernel"]
 
 
 def classified(folder: Path, names: Iterable[str], **options: Path) -> dict[str, tuple[str, str]]:
@@ -69,24 +69,41 @@ def test_what_matches_no_rule_is_other_and_told(file: NsysFile) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ranges", "layer"),
+    [
+        ("", "layers.0"),
+        ("otherwise = 'layer'\n", "layers.0"),
+        ("[[rule]]\nmatch = 'layers.*'\nlayer = 'block'\n", "block"),
+    ],
+)
+def test_kernels_and_ranges_have_rules_in_one_file(ranges: str, layer: str, file: NsysFile, tmp_path: Path) -> None:
+    file.range_("layers.0", 100, 200)
+    file.kernel(300, 330, launched=(110, 115), name="frobnicate")
+    own = tmp_path / "own.toml"
+    own.write_text(ranges + "[[kernel]]\nname = 'own'\nclass = 'softmax'\nmatch = 'FROB'\n")
+    rows = nvprof_kit.open(file.write(), rules=own, domain="nvprof_kit").layers(columns="class").to_frame()
+    assert rows.set_index("layer").loc[layer, "class_softmax_ns"] == 30
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("rule = 3", "no [[rule]]"),
-        ("[[rule", "not TOML"),
-        ("[[rule]]\nname = 'a'\nclass = 'gemm'", "rule 1: lacks match"),
-        ("[[rule]]\nname = 'a'\nclass = 'gem'\nmatch = 'x'", "no class 'gem'"),
-        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = '('", "not a regular expression"),
-        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nkind = 'y'", "unknown kind"),
-        ("rule = [1]", "rule 1: not a table"),
-        ("[[rule]]\nname = 'a'\nclass = ['gemm']\nmatch = 'x'", "no class ['gemm']"),
-        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = 5", "match = 5; needed a text"),
-        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = []", "match = []; needed a text"),
-        ("[[rule]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nexample = 5", "example = 5; needed a text"),
+        ("kernel = 3", "kernel is not a list of tables; write each below a line [[kernel]]"),
+        ("[[kernel", "not TOML"),
+        ("[[kernel]]\nname = 'a'\nclass = 'gemm'", "kernel 1: lacks match"),
+        ("[[kernel]]\nname = 'a'\nclass = 'gem'\nmatch = 'x'", "no class 'gem'"),
+        ("[[kernel]]\nname = 'a'\nclass = 'gemm'\nmatch = '('", "not a regular expression"),
+        ("[[kernel]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nkind = 'y'", "unknown kind"),
+        ("kernel = [1]", "kernel is not a list of tables"),
+        ("[[kernel]]\nname = 'a'\nclass = ['gemm']\nmatch = 'x'", "no class ['gemm']"),
+        ("[[kernel]]\nname = 'a'\nclass = 'gemm'\nmatch = 5", "match = 5; needed a text"),
+        ("[[kernel]]\nname = 'a'\nclass = 'gemm'\nmatch = []", "match = []; needed a text"),
+        ("[[kernel]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nexample = 5", "example = 5; needed a text"),
     ],
 )
 def test_a_wrong_rule_is_one_clear_line(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(UsageError, match=r"own\.toml") as caught:
-        classified(tmp_path, ["a"], kernel_rules=tmp_path / "own.toml")
+        classified(tmp_path, ["a"], rules=tmp_path / "own.toml")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value).replace(text, "")

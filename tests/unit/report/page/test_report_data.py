@@ -136,9 +136,9 @@ def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path: Path)
     with pytest.raises(SystemExit, match="0"):
         main(["report", capture, "-o", str(page)])
     assert "1 kernel names, 25.0 % of the time, matched no class rule" in page.read_text("utf-8")
-    own.write_text('[[rule]]\nname = "own"\nclass = "softmax"\nmatch = "frob"\n')
+    own.write_text('[[kernel]]\nname = "own"\nclass = "softmax"\nmatch = "frob"\n')
     with pytest.raises(SystemExit, match="0"):
-        main(["report", capture, "-o", str(page), "--kernel-rules", str(own)])
+        main(["report", capture, "-o", str(page), "--rules", str(own)])
     text = page.read_text("utf-8")
     assert "matched no class rule" not in text and '<th scope="row">softmax</th>' in text
 
