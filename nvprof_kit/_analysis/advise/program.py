@@ -58,6 +58,8 @@ DOUBLE = re.compile(r"lambda\(double\)|<double\b|dgemm|d884gemm|gemm_f64")
 _MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _KERNEL_LAUNCH = re.compile("LaunchKernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
+_WITH_GRADIENTS = re.compile("RegisterPostBackward|NoopSaveInputs")
+"""What FSDP and activation checkpointing run in a forward pass that a backward pass will follow."""
 _EVALUATION = re.compile(r"^(eval|valid|test)", re.IGNORECASE)
 _SEQUENCES = re.compile(r"context_(\d+)\(\d+.*?generation_(\d+)\(")
 """vLLM's range of a step: how many sequences it prefills, and how many it decodes."""
@@ -331,13 +333,14 @@ class Program(Operations):
         """
         ops, phases = self.ops, self.ops["phase"]
         trains = phases.isin(("backward", "recompute", "optimizer")) | (ops["kernel_class"] == "optimizer")
-        if (trains | matching(ops["name"], _TRAINING_KERNELS)).any():
+        texts = [name.text for name in self.attribution.ranges.names]
+        if (trains | matching(ops["name"], _TRAINING_KERNELS)).any() or any(map(_WITH_GRADIENTS.search, texts)):
             return "training"
         if self.captures_graphs:
             return "graph capture"
         if matching(phases, _EVALUATION).mean() > 0.5:
             return "evaluation"
-        named = [match.groups() for name in self.attribution.ranges.names if (match := _SEQUENCES.search(name.text))]
+        named = [match.groups() for text in texts if (match := _SEQUENCES.search(text))]
         prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
         if not named:  # a step has few tokens if its light kernels are short
             light = self.kernels[self.kernels["kernel_class"].isin(("elementwise", "norm"))]

@@ -593,6 +593,7 @@ def test_advice_is_for_what_the_program_does(
         (["execute_context_1(888_788544)_generation_0(0)"], "prefill"),
         (["execute_context_0(0)_generation_16(16)"], "decode"),
         (["execute_context_0(0)_generation_16(16)", "execute_context_2(900_9)_generation_3(3)"], "mixed"),
+        (["FSDP::pre_forward (blocks.0)", "RegisterPostBackwardFunction"], "training"),
     ],
 )
 def test_an_engine_says_what_a_step_does(file: NsysFile, texts: list[str], program: str) -> None:
