@@ -23,6 +23,7 @@ from nvprof_kit._analysis.advise.program import (
 )
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit.issues import plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         layer, phase = costliest(same, "ns")
         long = same[same["length"] >= CHAIN_LENGTH]
         evidence = (
-            f"{long['run'].nunique()} chains of {long['length'].min()} or more such kernels, "
+            f"{plural(long['run'].nunique(), 'chain')} of {long['length'].min()} or more such kernels, "
             f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the longest has "
             f"{same['length'].max()} kernels"
         )
@@ -212,7 +213,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
         layer, phase = costliest(same, "ns")
         evidence = (
             f"{program.of_wall(saves)} in {len(same) / program.parts:,.0f} kernels{program.per_step} that only copy, "
-            f"in {same['layer'].nunique()} layers; most in {layer} {phase}: "
+            f"in {plural(same['layer'].nunique(), 'layer')}; most in {layer} {phase}: "
             f"{program.ms(at(same, layer, phase)['ns'].sum())}"
         )
         yield program.finding_in_ops(
@@ -251,7 +252,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     layer, phase = costliest(products, "ns")
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (
-        f"{len(products)} kernels, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
+        f"{plural(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
         f"{longest['name'].iloc[0][:70]}"
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
@@ -273,7 +274,7 @@ def double_precision(program: Program) -> Iterator[Finding]:
         return
     is_cast = matching(kernels["name"], _CASTS)
     evidence = (
-        f"{len(kernels)} kernels, {program.of_wall(kernels['ns'].sum())}, of which casts "
+        f"{plural(len(kernels), 'kernel')}, {program.of_wall(kernels['ns'].sum())}, of which casts "
         f"{program.ms(kernels['ns'][is_cast].sum())}"
     )
     yield program.finding_in_ops(
@@ -296,7 +297,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
         saves = program.cost_ns(masks)
         evidence = (
             f"{program.of_wall(saves)} in kernels that make a mask before fused attention, in "
-            f"{masks['layer'].nunique()} layers"
+            f"{plural(masks['layer'].nunique(), 'layer')}"
         )
         yield program.finding_in_ops(
             "unfused-attention", "A mask is made in each attention", evidence, masks, saves=saves,
@@ -310,7 +311,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     scores_ns = at(scores, layer, phase)["ns"].sum()
     evidence = (
         f"{program.of_wall(saves)} in softmax, scale, mask and copy kernels over the scores between the products, in "
-        f"{scores['layer'].nunique()} layers; most in {layer} {phase}: {program.ms(scores_ns)}"
+        f"{plural(scores['layer'].nunique(), 'layer')}; most in {layer} {phase}: {program.ms(scores_ns)}"
     )
     yield program.finding_in_ops(
         "unfused-attention", "Attention is not fused", evidence, scores, confidence="high",

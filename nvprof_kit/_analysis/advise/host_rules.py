@@ -11,6 +11,7 @@ import numpy as np
 from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms
 from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._findings import Finding
+from nvprof_kit.issues import plural
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def sync(program: Program) -> Iterator[Finding]:
         )
         if len(by_layer) > 1:
             evidence += (
-                f"; in {len(by_layer)} layers like it {program.ms(rows['lost_ns'].sum())}, "
+                f"; in {plural(len(by_layer), 'layer')} like it {program.ms(rows['lost_ns'].sum())}, "
                 f"{_number(len(rows), program)}"
             )
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
@@ -252,7 +253,7 @@ def _notable(waits: pd.DataFrame, program: Program) -> bool:
 def _number(count: int, program: Program) -> str:
     """A number of gaps as text, per step and GPU where it is one or more."""
     each = count / program.parts
-    return f"{each:,.0f} gaps per step" if program.choice.count and each >= 1.5 else f"{count:,} gaps"
+    return f"{each:,.0f} gaps per step" if program.choice.count and each >= 1.5 else plural(count, "gap")
 
 
 def dataloader(program: Program) -> Iterator[Finding]:
@@ -338,7 +339,7 @@ def loading(program: Program) -> Iterator[Finding]:
         calls = np.searchsorted(starts, gaps["start_ns"] + gaps["idle_ns"], side="right")
         during, number = "", len(np.unique(calls[calls > 0]))
         recurs = number > CALLS_OF_WARM_UP
-        note = f"; in {number} calls of this layer" if recurs else "; may include warm-up"
+        note = f"; in {plural(number, 'call')} of this layer" if recurs else "; may include warm-up"
     yield program.finding_in_idle(
         "loading", f"Loading, compiling or tuning{during}", rows, note=note, saves=program.idle_ns("loading"),
         fix="pad to a few lengths, so that plans are built once; for attention over growing lengths use another "
