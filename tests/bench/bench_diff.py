@@ -147,10 +147,10 @@ def rates(
         base = [run(random, program, 1.0) for _ in range(runs[0])]
         new = [run(random, program, slow) for _ in range(runs[1])]
         found = effects(base, new, equals, FLOOR)
-        told = (corrected(found.p) < LEVEL) & (np.abs(found.change) >= 0.01)
-        slower = bool((told & (found.change >= limit)).any())
-        undecided = not slower and bool((found.at_most >= limit).any())
-        seen[trial] = (told[0] and found.change[0] > 0, told[1:].any(), slower, undecided)
+        told = (corrected(found.rows["p"].to_numpy()) < LEVEL) & (found.rows["change"].abs().to_numpy() >= 0.01)
+        slower = bool((told & (found.rows["change"].to_numpy() >= limit)).any())
+        undecided = not slower and bool((found.rows["at_most"].to_numpy() >= limit).any())
+        seen[trial] = (told[0] and found.rows["change"][0] > 0, told[1:].any(), slower, undecided)
     return Rates(*(float(part) for part in seen.mean(axis=0)))
 
 

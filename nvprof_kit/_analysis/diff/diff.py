@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 OPTIONAL = ("name", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
 
+_SHARE = partial(Column, unit="share", kind="float")
+
 COLUMNS: Columns = {
     "level": Column(
         "`step` (wall time), `phase` and `class` (over all layers), `layer` (over all classes), `layer class`",
@@ -56,14 +59,9 @@ COLUMNS: Columns = {
     ),
     "new_ns": Column("the same in NEW", "ns"),
     "change_ns": Column("the difference", "ns"),
-    "change": Column("the difference divided by `base_ns`; missing if that is 0", "share", kind="float"),
-    "low": Column(
-        "lower end of the 95 % confidence interval of `change`; missing with too few steps",
-        "share",
-        kind="float",
-        fold="min",
-    ),
-    "high": Column("upper end of the interval", "share", kind="float", fold="max"),
+    "change": _SHARE("the difference divided by `base_ns`; missing if that is 0"),
+    "low": _SHARE("lower end of the 95 % confidence interval of `change`; missing with too few steps", fold="min"),
+    "high": _SHARE("upper end of the interval", fold="max"),
     "p": Column(
         "p-value of no change (t test), corrected for the number of rows of the same level; missing if a side has one "
         "run, because the noise between runs is then assumed",
@@ -72,16 +70,11 @@ COLUMNS: Columns = {
     ),
     "p_alone": Column("the p-value before the correction; missing as `p` is", kind="float", fold="max"),
     "verdict": Column("`slower`, `faster`, `same`, `undecided`, `new`, `gone`", kind="str"),
-    "within": Column("the change is within ± this value with 95 % confidence", "share", kind="float", fold="max"),
-    "at_most": Column(
-        "the change is below this value with 95 % confidence; gates compare it with their limit",
-        "share",
-        kind="float",
-        fold="max",
+    "within": _SHARE("the change is within ± this value with 95 % confidence", fold="max"),
+    "at_most": _SHARE(
+        "the change is below this value with 95 % confidence; gates compare it with their limit", fold="max"
     ),
-    "error": Column(
-        "standard error of `change`, from steps and runs; missing if `change` is", "share", kind="float", fold="max"
-    ),
+    "error": _SHARE("standard error of `change`, from steps and runs; missing if `change` is", fold="max"),
     "df": Column(
         "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs",
         kind="float",
@@ -235,38 +228,30 @@ def diff(
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
         UsageError: A gate limits nothing that is there.
     """
+    import pandas as pd
+
     infos = [run.trace.info for run in (*base, *new)]
     runs = [step_samples(run, steps) for run in (*base, *new)]
     if not any(len(run.steps) for run in runs):
         runs = [block_samples(run) for run in (*base, *new)]
-    before, after = runs[: len(base)], runs[len(base) :]
-    reasons = [
-        reason
-        for info, run in zip(infos[1:], runs[1:], strict=True)
-        for reason in _unlike(infos[0], info, runs[0], run)
-    ]
-    reasons += [
-        f"{info.path} has {len(run.steps)} steps to compare, needed {MIN_STEPS}: capture more, or mark "
-        "them with nvprof_kit.step(...)"
-        for info, run in zip(infos, runs, strict=True)
-        if len(run.steps) < MIN_STEPS
-    ]
-    reasons = list(dict.fromkeys(reasons))
+    sides = runs[: len(base)], runs[len(base) :]
+    reasons = _reasons_against(infos, runs)
     if reasons and not (anyway and all(len(run.steps) for run in runs)):
         raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {'; '.join(reasons)}")
     on_gpu = all(info.on_gpu for info in infos)
     wall_ns = sum(float(run.wall.sum()) for run in runs)
     idle = max(1 - sum(run.times.to_numpy().sum() for run in runs) / wall_ns, 0.0) if wall_ns else 0.0
-    noise = Noise.between(min(len(before), len(after)), idle, on_gpu, run_noise)
-    rows, changes = _rows(before, after, noise, with_communication)
-    kernels, launches = compared_kernels(before, after)
-    assumed = noise if noise.assumed else None
+    noise = Noise.between(min(len(base), len(new)), idle, on_gpu, run_noise)
+    compared = {level: _compare(level, sides, noise, with_communication) for level in LEVELS}
+    rows = pd.concat([table for table, _ in compared.values()], ignore_index=True)
+    changes = {level: change for level, (_, change) in compared.items() if change is not None}
+    kernels, launches = compared_kernels(*sides)
     return Diff(
         rows=rows,
         kernels=kernels,
-        gates=tuple(judge(gate, rows, assumed, allow_undecided) for gate in gates),
-        base_steps=sum(len(run.steps) for run in before),
-        new_steps=sum(len(run.steps) for run in after),
+        gates=tuple(judge(gate, rows, noise if noise.assumed else None, allow_undecided) for gate in gates),
+        base_steps=sum(len(run.steps) for run in sides[0]),
+        new_steps=sum(len(run.steps) for run in sides[1]),
         warnings=as_issues("compared-anyway", (f"compared in spite of this: {reason}" for reason in reasons)),
         base=tuple(infos[: len(base)]),
         new=tuple(infos[len(base) :]),
@@ -274,10 +259,8 @@ def diff(
         noise=noise,
         unit="block" if runs[0].blocks else "step",
         notes=(
-            *_block_notes(before, after),
-            *(f"{info.path}: {excluded}" for info, run in zip(infos, runs, strict=True) for excluded in run.left_out),
-            *_stall_notes(infos, runs, changes),
-            *_notes(rows, noise, on_gpu, changes, with_communication),
+            *_notes_on_runs(infos, sides, changes),
+            *_notes_on_noise(rows, noise, on_gpu, changes, with_communication),
         ),
     )
 
@@ -289,118 +272,139 @@ def with_work(result: Diff, works: tuple[Mapping[LayerPhase, dict[str, float]], 
         result: The comparison of steps.
         works: What a step of BASE and of NEW computes, by `nvprof_kit._analysis.flops.work.work_per_step`.
     """
-    table = result.rows.copy()
-    is_layer = table["level"] == "layer"
-    keys = [*zip(table["layer"], table["phase"], strict=True)]
-    amounts = {
-        f"{side}_{amount}": np.array([work.get(key, {}).get(amount, 0.0) for key in keys])
-        for side, work in zip(("base", "new"), works, strict=True)
-        for amount in ("flops", "bytes", "limit_ns")
-    }
-    base_ns, change_ns = (table[name].to_numpy(dtype=np.float64) for name in ("base_ns", "change_ns"))
-    limits = [amounts.pop(f"{side}_limit_ns") for side in ("base", "new")]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        amounts["work_ns"] = base_ns * (limits[1] / limits[0] - 1)  # NaN where neither side has work
-    amounts["work_ns"][np.isinf(amounts["work_ns"])] = np.nan
-    replaced = ((base_ns == 0) & (limits[1] > 0)) | ((limits[0] > 0) & (base_ns == -change_ns))
-    amounts["work_ns"][replaced] = change_ns[replaced]
-    table = table.assign(**{name: np.where(is_layer, values, np.nan) for name, values in amounts.items()})
-    layers = table[is_layer]
-    for index, level, phase in zip(table.index, table["level"], table["phase"], strict=True):
-        if level in ("phase", "step"):
-            parts = layers if level == "step" else layers[layers["phase"] == phase]
-            table.loc[index, [*amounts]] = parts[[*amounts]].sum(min_count=1)
-    share = (table["work_ns"] / table["change_ns"].where(table["change_ns"] != 0)).to_numpy(dtype=np.float64)
-    is_changed = ~table["verdict"].isin(("same", "undecided")).to_numpy() & (table["level"] != "step").to_numpy()
-    is_changed &= np.isfinite(share)
-    cause = np.select([~is_changed, share >= 0.75, share <= 0.25], ["", "work", "efficiency"], "both")
-    return replace(result, rows=table.assign(cause=cause), notes=(_work_note(table), *result.notes))
+    import pandas as pd
 
-
-def _work_note(table: pd.DataFrame) -> str:
-    """How the work of a step changed, and what part of the change of its layers that explains."""
-    step = table[table["level"] == "step"].iloc[0]
-    units = (("flops", 1e12, "TFLOP"), ("bytes", 1e9, "GB of operators' inputs and outputs"))
-    amounts = [
-        f"{base / unit:.4g} → {new / unit:.4g} {name}" + (f" ({100 * (new / base - 1):+.1f} %)" if base else "")
-        for base, new, unit, name in (
-            (step[f"base_{key}"], step[f"new_{key}"], unit, name) for key, unit, name in units
-        )
-    ]
-    text = f"Work counted per step: {', '.join(amounts)}"
-    explained = table[(table["level"] == "layer") & table["work_ns"].notna()]
-    if not len(explained):
-        return f"{text}; how much time that explains is unknown without the GPU's peaks."
-    change, work = (float(explained[name].sum()) / 1e6 for name in ("change_ns", "work_ns"))
-    return (
-        f"{text}. Of {change:+.3f} ms in layers with counted work, {work:+.3f} ms is the change of work and "
-        f"{change - work:+.3f} ms the change of efficiency."
+    rows = result.rows
+    is_layer = rows["level"] == "layer"
+    layers = pd.MultiIndex.from_frame(rows.loc[is_layer, ["layer", "phase"]])
+    base, new = (
+        pd.DataFrame.from_dict({**work}, orient="index").reindex(layers, fill_value=0.0).set_axis(rows.index[is_layer])
+        for work in works
     )
+    base_ns, change_ns = rows.loc[is_layer, "base_ns"], rows.loc[is_layer, "change_ns"]
+    work_ns = base_ns * (new["limit_ns"] / base["limit_ns"] - 1)  # NaN where neither side has work
+    is_new = (base_ns == 0) & (new["limit_ns"] > 0)
+    is_gone = (base["limit_ns"] > 0) & (base_ns == -change_ns)
+    work_ns = work_ns.where(np.isfinite(work_ns)).mask(is_new | is_gone, change_ns.astype(float))
+    amounts = pd.DataFrame(
+        {f"{side}_{name}": work[name] for side, work in (("base", base), ("new", new)) for name in ("flops", "bytes")}
+    ).assign(work_ns=work_ns)
+    by_phase = amounts.groupby(rows["phase"]).sum(min_count=1).reindex(rows.loc[rows["level"] == "phase", "phase"])
+    of_phases = by_phase.set_axis(rows.index[rows["level"] == "phase"])
+    step = amounts.sum(min_count=1)
+    of_step = step.to_frame(int(rows.index[rows["level"] == "step"][0])).T
+    table = rows.join(pd.concat([of_step, of_phases, amounts]))
+    share = table["work_ns"] / table["change_ns"].where(table["change_ns"] != 0)
+    is_changed = ~table["verdict"].isin(("same", "undecided")) & (table["level"] != "step") & np.isfinite(share)
+    table["cause"] = np.select([~is_changed, share >= 0.75, share <= 0.25], ["", "work", "efficiency"], "both")
 
-
-def _block_notes(before: Sequence[Samples], after: Sequence[Samples]) -> list[str]:
-    """That blocks are compared instead of steps, the median block, and how long the GPU was idle."""
-    if not before[0].blocks:
-        return []
-    base_ns, new_ns = (float(np.median(np.concatenate([run.wall for run in side]))) for side in (before, after))
-    change = f" ({new_ns / base_ns - 1:+.0%})" if base_ns else ""
-    idle = [
-        f"{sum(run.idle_ns for run in side) / 1e6:.1f} of {sum(run.window_ns for run in side) / 1e6:.1f}"
-        for side in (before, after)
+    parts = [
+        f"{step[f'base_{key}'] / unit:.4g} → {step[f'new_{key}'] / unit:.4g} {name}"
+        + (f" ({100 * (step[f'new_{key}'] / step[f'base_{key}'] - 1):+.1f} %)" if step[f"base_{key}"] else "")
+        for key, unit, name in (("flops", 1e12, "TFLOP"), ("bytes", 1e9, "GB of operators' inputs and outputs"))
     ]
-    return [
-        f"The captures have no steps: runs of a block of {before[0].blocks} are compared, without those at the "
-        "window's edge.",
-        f"The median block takes {base_ns / 1e6:.2f} → {new_ns / 1e6:.2f} ms{change}; the GPU is idle for "
-        f"{' → '.join(idle)} ms of the window.",
-    ]
+    note = f"Work counted per step: {', '.join(parts)}"
+    if work_ns.notna().any():
+        total_ms, work_ms = change_ns[work_ns.notna()].sum() / 1e6, work_ns.sum() / 1e6
+        note += (
+            f". Of {total_ms:+.3f} ms in layers with counted work, {work_ms:+.3f} ms is the change of work and "
+            f"{total_ms - work_ms:+.3f} ms the change of efficiency."
+        )
+    else:
+        note += "; how much time that explains is unknown without the GPU's peaks."
+    return replace(result, rows=table, notes=(note, *result.notes))
 
 
-def _unlike(base: CaptureInfo, new: CaptureInfo, before: Samples, after: Samples) -> list[str]:
-    """Reasons why two captures measure different things."""
+def _reasons_against(infos: Sequence[CaptureInfo], runs: Sequence[Samples]) -> list[str]:
+    """Why captures cannot be compared with the first of them: they measure different things, or too few steps."""
+    gpus, tools = [info.gpus for info in infos], [info.tool for info in infos]
+    phases = [sorted({*run.times.index.get_level_values("phase")} & {"forward", "backward"}) for run in runs]
     reasons = []
-    if base.gpus != new.gpus:
-        reasons.append(f"other GPUs ({', '.join(base.gpus) or 'none'}; {', '.join(new.gpus) or 'none'})")
-    if base.tool.split()[0] != new.tool.split()[0]:
-        reasons.append(f"other tools ({base.tool}; {new.tool})")
-    phases = [{*run.times.index.get_level_values("phase")} & {"forward", "backward"} for run in (before, after)]
-    if phases[0] != phases[1]:
-        reasons.append(f"other windows (phases {', '.join(sorted(phases[0]))}; {', '.join(sorted(phases[1]))})")
-    return reasons
+    for gpu, tool, phase in zip(gpus, tools, phases, strict=True):
+        if gpu != gpus[0]:
+            reasons.append(f"other GPUs ({', '.join(gpus[0]) or 'none'}; {', '.join(gpu) or 'none'})")
+        if tool.split()[0] != tools[0].split()[0]:
+            reasons.append(f"other tools ({tools[0]}; {tool})")
+        if phase != phases[0]:
+            reasons.append(f"other windows (phases {', '.join(phases[0])}; {', '.join(phase)})")
+    reasons += [
+        f"{info.path} has {len(run.steps)} steps to compare, needed {MIN_STEPS}: capture more, or mark "
+        "them with nvprof_kit.step(...)"
+        for info, run in zip(infos, runs, strict=True)
+        if len(run.steps) < MIN_STEPS
+    ]
+    return list(dict.fromkeys(reasons))
 
 
-def _notes(
-    rows: pd.DataFrame, noise: Noise, on_gpu: bool, changes: Mapping[str, Effects], with_communication: bool
-) -> list[str]:
-    """What a reader could otherwise misunderstand about how the captures were compared."""
-    notes = []
-    comm = rows[(rows["level"] == "class") & (rows["kernel_class"] == "comm")]
-    if len(comm) and not with_communication:
-        notes.append(
-            "Layers and phases are compared without communication, which may be waiting for other ranks; "
-            "--with-communication counts it."
-        )
+def _compare(
+    level: str, sides: tuple[list[Samples], list[Samples]], noise: Noise, with_communication: bool
+) -> tuple[pd.DataFrame, Effects | None]:
+    """The rows of a level, and their changes, None if there are no rows. A p from noise that is only assumed decides,
+    but is not told.
+    """
+    import pandas as pd
+
+    runs = []
+    for run in (*sides[0], *sides[1]):
+        times = run.times.reset_index().astype(dict.fromkeys(KEY, str)) if level != "step" else pd.DataFrame([run.wall])
+        if level not in ("step", "class") and not with_communication:
+            times = times[times["kernel_class"] != "comm"]
+        runs.append(times.assign(**{name: "" for name in KEY if name not in LEVELS[level]}).groupby(KEY).sum())
+    keys = pd.concat(runs).index.unique()
+    table = keys.to_frame(index=False)
+    if not len(keys):
+        return table, None
+    arrays = [run.reindex(keys, fill_value=0).to_numpy(dtype=np.float64) for run in runs]
+    # layers whose paths differ only in their numbers are equal
+    equals = table.assign(layer=table["layer"].str.replace(_NUMBER, "*", regex=True)).groupby(KEY).ngroup().to_numpy()
+    run_noise = noise.step if level == "step" else noise.operations
+    base, new = arrays[: len(sides[0])], arrays[len(sides[0]) :]
+    changes = effects(base, new, equals, run_noise, widen=level in ("layer", "layer class"))
+    table = table.join(changes.rows.rename(columns={"base": "base_ns", "new": "new_ns", "p": "p_alone"}))
+    table = table.assign(level=level, p=corrected(changes.rows["p"].to_numpy()))
+    table["within"] = table[["low", "high"]].abs().max(axis=1, skipna=False)
+    is_significant = (table["p"] < LEVEL) & ~(table["change"].abs() < NOISE)
+    in_base, in_new = table["base_ns"] > 0, table["new_ns"] > 0
+    table["verdict"] = np.select(
+        [
+            ~in_base & in_new,
+            in_base & ~in_new,
+            is_significant & (table["change"] > 0),
+            is_significant & (table["change"] < 0),
+            (table["within"] <= TOLERANCE) | ~(in_base | in_new),
+        ],
+        ["new", "gone", "slower", "faster", "same"],
+        "undecided",
+    )
+    table[["base_ns", "new_ns"]] = table[["base_ns", "new_ns"]].round().astype(np.int64)
+    table["change_ns"] = table["new_ns"] - table["base_ns"]
     if noise.assumed:
-        notes.append(
-            f"One run a side: the noise between runs is unknown. Assumed: GPU time {within(noise.operations)} "
-            f"(--run-noise), time of the host {within(HOST_NOISE)}, this step {within(noise.step)}. "
-            "Several runs a side measure it: diff BASE1 BASE2 BASE3 --vs NEW1 NEW2 NEW3."
-            if on_gpu
-            else f"One run a side: the noise between runs is unknown. Assumed: CPU time {within(HOST_NOISE)}. "
-            "Several runs a side measure it: diff BASE1 BASE2 BASE3 --vs NEW1 NEW2 NEW3."
-        )
-    widening = changes["layer"].widening if "layer" in changes else 1.0
-    if widening > 1:
-        notes.append(
-            f"Equal layers differ {widening:.1f} times more between the captures than their steps predict; the "
-            "intervals of layers are that much wider."
-        )
-    return notes
+        table[["p", "p_alone"]] = np.nan
+    table = table.sort_values("change_ns", ascending=False, key=abs, kind="stable")
+    return table[[name for name in COLUMNS if name in table]], changes
 
 
-def _stall_notes(infos: Sequence[CaptureInfo], runs: Sequence[Samples], changes: Mapping[str, Effects]) -> list[str]:
-    """A sentence for each run of which rows leave a step out because they stalled in it."""
-    notes = []
+def _notes_on_runs(
+    infos: Sequence[CaptureInfo], sides: tuple[list[Samples], list[Samples]], changes: Mapping[str, Effects]
+) -> list[str]:
+    """That blocks are compared instead of steps, the median block, and how long the GPU was idle; then for each run
+    which steps are left out, as warm-up or of rows that stalled in them.
+    """
+    notes, runs = [], [*sides[0], *sides[1]]
+    if runs[0].blocks:
+        base_ns, new_ns = (float(np.median(np.concatenate([run.wall for run in side]))) for side in sides)
+        change = f" ({new_ns / base_ns - 1:+.0%})" if base_ns else ""
+        idle = " → ".join(
+            f"{sum(run.idle_ns for run in side) / 1e6:.1f} of {sum(run.window_ns for run in side) / 1e6:.1f}"
+            for side in sides
+        )
+        notes += [
+            f"The captures have no steps: runs of a block of {runs[0].blocks} are compared, without those at the "
+            "window's edge.",
+            f"The median block takes {base_ns / 1e6:.2f} → {new_ns / 1e6:.2f} ms{change}; the GPU is idle for {idle} "
+            "ms of the window.",
+        ]
+    notes += [f"{info.path}: {text}" for info, run in zip(infos, runs, strict=True) for text in run.left_out]
     for index, (info, run) in enumerate(zip(infos, runs, strict=True)):
         wall = changes["step"].stalled[index]
         layers = changes["layer"].stalled[index] if "layer" in changes else wall[:0]
@@ -417,60 +421,31 @@ def _stall_notes(infos: Sequence[CaptureInfo], runs: Sequence[Samples], changes:
     return notes
 
 
-def _rows(
-    before: Sequence[Samples], after: Sequence[Samples], noise: Noise, with_communication: bool
-) -> tuple[pd.DataFrame, dict[str, Effects]]:
-    """The rows of all levels, and the changes of each level that has rows."""
-    import pandas as pd
-
-    parts, changes = [], {}
-    for level, names in LEVELS.items():
-        runs = []
-        for run in (*before, *after):
-            table = run.times if level != "step" else pd.DataFrame([run.wall])
-            if level not in ("step", "class") and not with_communication:
-                table = table[table.index.get_level_values("kernel_class") != "comm"]
-            keys_of_rows = [
-                table.index.get_level_values(name).astype(str) if name in names else [""] * len(table) for name in KEY
-            ]
-            runs.append(table.groupby(keys_of_rows).sum() if len(table) else table)
-        keys = pd.concat(runs).index.unique()
-        if len(keys):
-            times = [run.reindex(keys, fill_value=0).to_numpy(dtype=np.float64) for run in runs]
-            # layers whose paths differ only in their numbers are equal
-            equals, _ = pd.factorize(pd.Series([(_NUMBER.sub("*", key[0]), *key[1:]) for key in keys]))
-            run_noise = noise.step if level == "step" else noise.operations
-            widen = level in ("layer", "layer class")
-            changes[level] = effects(times[: len(before)], times[len(before) :], equals, run_noise, widen)
-            parts.append(_level(level, keys, changes[level], noise))
-    return pd.concat(parts, ignore_index=True), changes
-
-
-def _level(level: str, keys: pd.MultiIndex, changes: Effects, noise: Noise) -> pd.DataFrame:
-    """The rows of one level. A p from noise that is only assumed decides, but is not told."""
-    import pandas as pd
-
-    p = corrected(changes.p)
-    significant = (p < LEVEL) & ~(np.abs(changes.change) < NOISE)
-    bound = np.maximum(np.abs(changes.low), np.abs(changes.high))
-    verdict = np.select(
-        [
-            (changes.base == 0) & (changes.new > 0),
-            (changes.new == 0) & (changes.base > 0),
-            significant & (changes.change > 0),
-            significant & (changes.change < 0),
-            (bound <= TOLERANCE) | ((changes.base == 0) & (changes.new == 0)),
-        ],
-        ["new", "gone", "slower", "faster", "same"],
-        "undecided",
-    )
-    base_ns, new_ns = (np.rint(side).astype(np.int64) for side in (changes.base, changes.new))
-    columns: dict[str, Any] = {"level": level, **{name: keys.get_level_values(row) for row, name in enumerate(KEY)}}
-    columns |= {"base_ns": base_ns, "new_ns": new_ns, "change_ns": new_ns - base_ns, "change": changes.change}
-    columns |= {"low": changes.low, "high": changes.high, "p": p, "p_alone": changes.p, "verdict": verdict}
-    columns |= {"within": bound, "at_most": changes.at_most, "error": changes.error, "df": changes.df}
-    table = pd.DataFrame(columns)
+def _notes_on_noise(
+    rows: pd.DataFrame, noise: Noise, on_gpu: bool, changes: Mapping[str, Effects], with_communication: bool
+) -> list[str]:
+    """What a reader could otherwise misunderstand about how the captures were compared."""
+    notes = []
+    if not with_communication and ((rows["level"] == "class") & (rows["kernel_class"] == "comm")).any():
+        notes.append(
+            "Layers and phases are compared without communication, which may be waiting for other ranks; "
+            "--with-communication counts it."
+        )
     if noise.assumed:
-        table[["p", "p_alone"]] = np.nan
-    ordered: pd.DataFrame = table.iloc[np.argsort(-table["change_ns"].abs().to_numpy(), kind="stable")]
-    return ordered
+        assumed = f"CPU time {within(HOST_NOISE)}"
+        if on_gpu:
+            assumed = (
+                f"GPU time {within(noise.operations)} (--run-noise), time of the host {within(HOST_NOISE)}, this step "
+                f"{within(noise.step)}"
+            )
+        notes.append(
+            f"One run a side: the noise between runs is unknown. Assumed: {assumed}. "
+            "Several runs a side measure it: diff BASE1 BASE2 BASE3 --vs NEW1 NEW2 NEW3."
+        )
+    widening = changes["layer"].widening if "layer" in changes else 1.0
+    if widening > 1:
+        notes.append(
+            f"Equal layers differ {widening:.1f} times more between the captures than their steps predict; the "
+            "intervals of layers are that much wider."
+        )
+    return notes

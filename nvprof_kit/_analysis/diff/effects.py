@@ -16,12 +16,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Int64Array = npt.NDArray[np.int64]
 
 TRIM = 0.1
 """Share of steps trimmed at each end of a run's mean, from ten steps on: one stalled step must not shift it."""
@@ -63,8 +68,7 @@ _MAD_TO_SIGMA = 1.4826
 _MAD_ERROR = 1.167  # standard error of MAD over sigma, times the root of the number of values
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """How much runs of one program differ, as relative standard deviations of a run.
 
     Attributes:
@@ -100,37 +104,24 @@ def within(noise: float) -> str:
     return f"within a factor of {factor:.1f}" if factor > 1.5 else f"within ±{100 * (factor - 1):.1f} %"
 
 
-@dataclass(frozen=True)
-class Effects:
-    """The change of each row, arrays of shape ``(rows,)``.
+class Effects(NamedTuple):
+    """The changes of all rows.
 
     Attributes:
-        base, new: Time per step of each side: the geometric mean, the mean for a row that some step lacks.
-        change: ``new / base - 1``, NaN where base is 0.
-        low, high: The 95 % interval of `change`; NaN where the samples do not bound it, or a side lacks the row.
-        at_most: What `change` lies below with 95 %.
-        p: Of the change being none.
-        error: Standard error of the change, in the same relative unit; NaN as `change` is.
-        df: Its degrees of freedom.
-        widening: The factor by which the error was widened because equal layers disagree; 1.0 if they do not.
+        rows: Columns ``base`` and ``new``, the time per step of each side: the geometric mean, or the mean of a row
+            that some step lacks; ``change``, NaN where BASE lacks the row; ``low`` and ``high``, its 95 % interval, and
+            ``at_most``, below which it lies with 95 %, NaN where the samples do not bound it or a side lacks the row;
+            ``p`` of no change; ``error``, the standard error of `change`, and its degrees of freedom ``df``.
+        widening: The factor by which the errors were widened because equal layers disagree; 1.0 if they do not.
         stalled: For each run, BASE's first, the step in which each row stalled and which is not counted, or -1.
     """
 
-    base: Floats
-    new: Floats
-    change: Floats
-    low: Floats
-    high: Floats
-    at_most: Floats
-    p: Floats
-    error: Floats
-    df: Floats
+    rows: pd.DataFrame
     widening: float
-    stalled: tuple[npt.NDArray[np.int64], ...]
+    stalled: tuple[Int64Array, ...]
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """A run's level by row, the variance of that level estimated from its steps, its degrees of freedom, and the step
     that is not counted, or -1.
     """
@@ -138,11 +129,11 @@ class _Run:
     level: Floats
     variance: Floats
     df: Floats
-    stalled: npt.NDArray[np.int64]
+    stalled: Int64Array
 
 
 def effects(
-    base: Sequence[Floats], new: Sequence[Floats], equals: npt.NDArray[np.int64], run_noise: float, widen: bool = True
+    base: Sequence[Floats], new: Sequence[Floats], equals: Int64Array, run_noise: float, widen: bool = True
 ) -> Effects:
     """The change of each row.
 
@@ -153,141 +144,134 @@ def effects(
         run_noise: Least standard deviation from run to run, relative.
         widen: Whether `equals` are many layers, whose disagreement widens the error.
     """
+    import pandas as pd
     from scipy import stats
 
-    logs = np.logical_and.reduce([(run > 0).all(axis=1) for run in (*base, *new)])
-    before, after = ([_run(run, logs, equals) for run in side] for side in (base, new))
-    estimate = [np.mean([run.level for run in side], axis=0) for side in (before, after)]
-    scale = np.where(logs | (estimate[0] <= 0), 1.0, estimate[0])
-    effect = (estimate[1] - estimate[0]) / scale
-    floor = [np.where(logs, 1.0, level / scale) ** 2 * run_noise**2 for level in estimate]
-    variance, df = _variance(before, after, floor, scale, logs)
-    widening = _widening(effect, variance, equals, logs) if widen else 1.0
+    # logarithms, or parts of the mean in BASE: changes of both are relative
+    is_log = np.logical_and.reduce([(times > 0).all(axis=1) for times in (*base, *new)])
+    mean = np.mean([times.mean(axis=1) for times in base], axis=0)
+    scale = np.where(is_log | (mean == 0), 1.0, mean)
+    runs = [
+        _run(np.log(times, where=is_log[:, None], out=times / scale[:, None]), is_log, equals)
+        for times in (*base, *new)
+    ]
+    sides = runs[: len(base)], runs[len(base) :]
+    levels = [np.mean([run.level for run in side], axis=0) for side in sides]
+    floors = [np.where(is_log, 1.0, level) ** 2 / len(side) for level, side in zip(levels, sides, strict=True)]
+    variance, df = _variance(sides, run_noise**2 * (floors[0] + floors[1]), is_log)
+    effect = levels[1] - levels[0]
+    widening = _widening(effect, variance, equals, is_log) if widen else 1.0
     error = np.sqrt(variance) * widening
+    base_time, new_time = (np.where(is_log, np.exp(np.where(is_log, level, 0.0)), level * scale) for level in levels)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(effect == 0, 0.0, np.abs(effect) / error)
-    half, one_sided = stats.t.ppf(0.975, df) * error, stats.t.ppf(0.95, df) * error
-    is_known, both = logs | (estimate[0] > 0), logs | ((estimate[0] > 0) & (estimate[1] > 0))
-    change = _relative(effect, logs, is_known)
-    low, high, at_most = (_relative(effect + by, logs, both) for by in (-half, half, one_sided))
-    base_time, new_time = (np.where(logs, np.exp(np.where(logs, level, 0.0)), level) for level in estimate)
+
+    def relative(by: Floats | float, is_known: Bools) -> Floats:
+        with np.errstate(over="ignore"):
+            change = np.where(is_log, np.expm1(effect + by), effect + by)
+        return np.where(is_known & np.isfinite(by) & np.isfinite(change), change, np.nan)
+
+    in_base, in_both = base_time > 0, (base_time > 0) & (new_time > 0)
+    half = stats.t.ppf(0.975, df) * error
+    at_most = relative(stats.t.ppf(0.95, df) * error, in_both)
     # a stall of NEW may come back in each run, which is a slowdown and few steps cannot tell: count it in the bound
-    rows = np.flatnonzero(np.logical_or.reduce([run.stalled >= 0 for run in after]))
-    base_mean, new_mean = (np.mean([run[rows].mean(axis=1) for run in side], axis=0) for side in (base, new))
+    rows = np.flatnonzero(np.logical_or.reduce([run.stalled >= 0 for run in sides[1]]))
+    base_mean, new_mean = (np.mean([times[rows].mean(axis=1) for times in side], axis=0) for side in (base, new))
     at_most[rows] = np.fmax(at_most[rows], new_mean / base_mean - 1)
-    return Effects(
-        base_time,
-        new_time,
-        change,
-        low,
-        high,
-        at_most,
-        np.asarray(2 * stats.t.sf(t, df)),
-        np.where(np.isfinite(error) & is_known, error, np.nan),
-        df,
-        widening,
-        tuple(run.stalled for run in (*before, *after)),
+    table = pd.DataFrame(
+        {
+            "base": base_time,
+            "new": new_time,
+            "change": relative(0.0, in_base),
+            "low": relative(-half, in_both),
+            "high": relative(half, in_both),
+            "at_most": at_most,
+            "p": 2 * stats.t.sf(t, df),
+            "error": np.where(np.isfinite(error) & in_base, error, np.nan),
+            "df": df,
+        }
     )
+    return Effects(table, widening, tuple(run.stalled for run in runs))
 
 
-def _relative(value: Floats, logs: npt.NDArray[np.bool_], is_known: npt.NDArray[np.bool_]) -> Floats:
-    with np.errstate(over="ignore"):
-        relative = np.where(logs, np.expm1(np.where(logs, value, 0.0)), value)
-    return np.where(is_known & np.isfinite(relative) & np.isfinite(value), relative, np.nan)
-
-
-def _run(times: Floats, logs: npt.NDArray[np.bool_], equals: npt.NDArray[np.int64]) -> _Run:
+def _run(values: Floats, is_log: Bools, equals: Int64Array) -> _Run:
+    """A run, of the logarithms of its times or of its times, by row and step. A mean over few steps leaves out the one
+    in which its row stalled, one over many steps is trimmed, and its variance then that of Yuen (1974).
+    """
     import pandas as pd
+    from scipy import stats
 
-    count = times.shape[1]
-    cut = int(TRIM * count)
-    level, variance = _mean(times, 0)
-    stalled = np.full(len(times), -1, dtype=np.int64)
-    if logs.any():
-        values = np.log(times[logs])
-        if not cut and count >= STALL_STEPS:
-            off = values - np.median(values, axis=1, keepdims=True)
-            longest, other_steps = off.max(axis=1), np.sort(np.abs(off), axis=1)[:, -2]
-            is_stalled = (longest > STALL) & (longest > STALL_RATIO * other_steps)
-            stalled[logs] = np.where(is_stalled, off.argmax(axis=1), -1)
-        level[logs], variance[logs] = _mean(values, cut)
-        rows = np.flatnonzero(stalled >= 0)
-        if len(rows):
-            included = np.arange(count) != stalled[rows, None]
-            level[rows], variance[rows] = _mean(np.log(times[rows][included].reshape(len(rows), count - 1)), 0)
-        of_equals = pd.Series(variance[logs]).groupby(equals[logs])
-        variance[logs] = np.maximum(variance[logs], of_equals.transform("median").to_numpy(dtype=np.float64))
-    return _Run(level, variance, np.maximum(count - 2 * cut - 1.0 - (stalled >= 0), 1), stalled)
-
-
-def _mean(values: Floats, cut: int) -> tuple[Floats, Floats]:
-    """The trimmed mean of each row and its variance (Yuen 1974); without a cut the mean and its variance."""
     count = values.shape[1]
-    ordered = np.sort(values, axis=1)
-    included = ordered[:, cut : count - cut]
-    if count < 2:
-        return included.mean(axis=1), np.full(len(values), np.inf)
-    clipped = np.clip(values, included[:, :1], included[:, -1:])
-    left = included.shape[1]
-    return included.mean(axis=1), clipped.var(axis=1, ddof=1) * (count - 1) / (left * (left - 1))
+    cut = int(TRIM * count)
+    level, spread = values.mean(axis=1), values
+    stalled = np.full(len(values), -1, dtype=np.int64)
+    if cut:
+        low, high = np.sort(values, axis=1)[:, [cut, count - 1 - cut]].T[:, :, None]
+        level = np.where(is_log, stats.trim_mean(values, TRIM, axis=1), level)
+        spread = np.where(is_log[:, None], np.clip(values, low, high), values)
+    elif count >= STALL_STEPS:
+        off = values - np.median(values, axis=1, keepdims=True)
+        longest, other_steps = off.max(axis=1), np.sort(np.abs(off), axis=1)[:, -2]
+        is_stalled = is_log & (longest > STALL) & (longest > STALL_RATIO * other_steps)
+        stalled[is_stalled] = off[is_stalled].argmax(axis=1)
+        is_left_out = np.arange(count) == stalled[:, None]
+        level = values.mean(axis=1, where=~is_left_out)
+        spread = np.where(is_left_out, level[:, None], values)
+    included = count - np.where(is_log, 2 * cut, 0) - (stalled >= 0)
+    squares = count * spread.var(axis=1)
+    variance = np.divide(squares, included * (included - 1), where=included > 1, out=np.full(len(values), np.inf))
+    median = pd.Series(variance).groupby(np.where(is_log, equals, -1)).transform("median").to_numpy()
+    variance = np.where(is_log, np.maximum(variance, median), variance)
+    return _Run(level, variance, np.maximum(included - 1.0, 1), stalled)
 
 
-def _variance(
-    before: list[_Run], after: list[_Run], floor: list[Floats], scale: Floats, logs: npt.NDArray[np.bool_]
-) -> tuple[Floats, Floats]:
-    """The variance of each row's effect and its degrees of freedom."""
-    sides = list(zip((before, after), floor, strict=True))
-    steps = [
-        (run.variance / scale**2 / len(side) ** 2, run.df) for side, _ in sides for run in side
-    ]  # what each run's steps add
-    minimum = sum(variance for variance, _ in steps) + sum(low / len(side) for side, low in sides)
+def _variance(sides: tuple[list[_Run], list[_Run]], floor: Floats, is_log: Bools) -> tuple[Floats, Floats]:
+    """The variance of each row's effect and its degrees of freedom, of steps and runs."""
+    steps = [(run.variance / len(side) ** 2, run.df) for side in sides for run in side]  # what each run's steps add
+    minimum = sum(variance for variance, _ in steps) + floor
     with np.errstate(divide="ignore", invalid="ignore"):
         df = minimum**2 / sum(variance**2 / free for variance, free in steps)
-    df = np.clip(np.nan_to_num(df, nan=1.0, posinf=_KNOWN), 1.0, _KNOWN)
-    df = np.where(np.isfinite(minimum), df, 1.0)
-    free = len(before) + len(after) - 2
+    df = np.where(np.isfinite(minimum), np.clip(np.nan_to_num(df, nan=1.0, posinf=_KNOWN), 1.0, _KNOWN), 1.0)
+    free = len(sides[0]) + len(sides[1]) - 2
     if not free:
-        return np.asarray(minimum), df
-    squares = sum(
-        ((levels - levels.mean(axis=0)) ** 2).sum(axis=0)
-        for levels in (np.array([run.level for run in side]) / scale for side, _ in sides)
-    )
-    shares = 1 / len(before) + 1 / len(after)
-    between, moderated = _moderated(np.asarray(squares) / free, np.asarray(minimum) / shares, free, logs)
-    seen = between * shares
-    return np.maximum(minimum, seen), np.where(seen > minimum, np.minimum(moderated, _KNOWN), df)
+        return minimum, df
+    between = sum(len(side) * np.var([run.level for run in side], axis=0) for side in sides) / free
+    shares = 1 / len(sides[0]) + 1 / len(sides[1])
+    between, between_df = _moderated(between, minimum / shares, free, is_log)
+    is_above = between * shares > minimum
+    return np.maximum(minimum, between * shares), np.where(is_above, np.minimum(between_df, _KNOWN), df)
 
 
-def _moderated(variance: Floats, floor: Floats, free: int, logs: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _moderated(variance: Floats, floor: Floats, free: int, is_log: Bools) -> tuple[Floats, Floats]:
     """Variances of few runs shrunk toward those of the other rows, and their degrees of freedom (Smyth 2004); with too
     few rows, toward the floor.
     """
     from scipy import optimize, special
 
-    used = logs & (variance > 0)
-    own_df = np.full(len(variance), float(_FLOOR_DF + free))
     to_floor = (_FLOOR_DF * np.where(np.isfinite(floor), floor, variance) + free * variance) / (_FLOOR_DF + free)
-    if int(used.sum()) < _MODERATED:
-        return to_floor, own_df
-    z = np.log(variance[used]) - special.digamma(free / 2) + np.log(free / 2)
+    to_floor_df = np.full(len(variance), float(_FLOOR_DF + free))
+    is_used = is_log & (variance > 0)
+    if int(is_used.sum()) < _MODERATED:
+        return to_floor, to_floor_df
+    z = np.log(variance[is_used]) - special.digamma(free / 2) + np.log(free / 2)
     spread = float(z.var(ddof=1)) - float(special.polygamma(1, free / 2))
-    maximum = float(special.polygamma(1, _KNOWN / 2))
     prior = _KNOWN
-    if spread > maximum:
+    if spread > float(special.polygamma(1, _KNOWN / 2)):
         prior = 2 * optimize.brentq(lambda x: float(special.polygamma(1, x)) - spread, 1e-3, _KNOWN)
     prior_variance = np.exp(z.mean() + special.digamma(prior / 2) - np.log(prior / 2))
-    drawn = (prior * prior_variance + free * variance) / (prior + free)
-    return np.where(used, drawn, to_floor), np.where(used, prior + free, own_df)
+    to_others = (prior * prior_variance + free * variance) / (prior + free)
+    return np.where(is_used, to_others, to_floor), np.where(is_used, prior + free, to_floor_df)
 
 
-def _widening(effect: Floats, variance: Floats, equals: npt.NDArray[np.int64], logs: npt.NDArray[np.bool_]) -> float:
+def _widening(effect: Floats, variance: Floats, equals: Int64Array, is_log: Bools) -> float:
     """How many times more equal layers disagree about the change than its error predicts; 1.0 where that is chance."""
     import pandas as pd
 
-    rows = pd.DataFrame({"group": equals, "effect": effect, "error": np.sqrt(variance)})[logs & np.isfinite(variance)]
-    rows = rows[(rows["error"] > 0) & (rows.groupby("group")["effect"].transform("size") >= _EQUALS)]
-    if len(rows) < _RESIDUALS:
-        return 1.0
-    off = (rows["effect"] - rows.groupby("group")["effect"].transform("median")).abs() / rows["error"]
+    rows = pd.DataFrame({"equals": equals, "effect": effect, "error": np.sqrt(variance)})
+    rows = rows[is_log & np.isfinite(variance) & (variance > 0)]
+    effect_of_equals = rows.groupby("equals")["effect"]
+    off = (rows["effect"] - effect_of_equals.transform("median")).abs() / rows["error"]
+    off = off[effect_of_equals.transform("size") >= _EQUALS]
     ratio = _MAD_TO_SIGMA * float(off.median())
-    return min(ratio, MOST_WIDENING) if ratio > 1 + 2 * _MAD_ERROR / np.sqrt(len(rows)) else 1.0
+    is_chance = len(off) < _RESIDUALS or ratio <= 1 + 2 * _MAD_ERROR / np.sqrt(len(off))
+    return 1.0 if is_chance else min(ratio, MOST_WIDENING)

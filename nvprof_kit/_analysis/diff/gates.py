@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from nvprof_kit._analysis.diff.effects import Noise
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-_FORM = re.compile(r"(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
+_FORM = re.compile(r"(?:(?P<level>phase|class):)?(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
 ONE_SIDED = 1.645 * math.sqrt(2)
 """How far 95 % of the changes between two runs lie below, in standard deviations of one run."""
-
-_COLUMN = {"phase": "phase", "class": "kernel_class"}
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,8 @@ def parse_gate(text: str) -> Gate:
             f"--fail-on {text!r}: needed TARGET:+N%, like step:+5%, phase:backward:+5%, class:gemm:+5%, "
             "model.layers.*:+10% or 'model.layers.* backward:+10%'"
         )
-    target, limit = match["target"], float(match["percent"]) / 100
-    if target == "step":
-        return Gate(text, "step", "", limit)
-    for level in ("phase", "class"):
-        if target.startswith(f"{level}:"):
-            return Gate(text, level, target.removeprefix(f"{level}:"), limit)
-    return Gate(text, "layer", target, limit)
+    level = match["level"] or ("step" if match["target"] == "step" else "layer")
+    return Gate(text, level, "" if level == "step" else match["target"], float(match["percent"]) / 100)
 
 
 def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -111,60 +104,52 @@ def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided
     Raises:
         UsageError: It limits nothing that either capture has.
     """
-    rows_of_gate = _limited(gate, rows)
-    if assumed:
-        significant = (rows_of_gate["verdict"] == "slower").to_numpy()
-    else:
-        significant = (corrected(rows_of_gate["p_alone"].to_numpy()) < LEVEL) & ~(rows_of_gate["change"].abs() < NOISE)
-    slower = rows_of_gate[((rows_of_gate["change"] >= gate.limit) & significant) | (rows_of_gate["verdict"] == "new")]
-    beyond = ", beyond the noise assumed for one run a side" if assumed else ""
-    if len(slower):
-        row = slower.sort_values("change_ns", ascending=False, kind="stable").iloc[0]
-        return GateOutcome(gate, False, f"{named(row)} {_change(row)}, the limit is +{100 * gate.limit:g} %{beyond}")
-    step_ns = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
-    notable = ~(rows_of_gate["at_most"] * rows_of_gate["base_ns"] < NEGLIGIBLE * step_ns)
-    undecided = rows_of_gate[~(rows_of_gate["at_most"] < gate.limit) & (rows_of_gate["new_ns"] > 0) & notable]
-    if assumed:  # what the assumed noise alone leaves open holds; what the steps leave open does not
-        noise = assumed.step if gate.level == "step" else assumed.operations
-        spread = (1 + undecided["at_most"]) / (1 + undecided["change"])
-        undecided = undecided[~(spread <= math.exp(2 * ONE_SIDED * noise))]
-    if len(undecided):
-        row = undecided.sort_values(["at_most"], ascending=False, kind="stable", na_position="first").iloc[0]
-        reason = f"undecided: {named(row)} {_change(row)}, {_bound(row)}; capture more steps, or more runs of each"
-        if len(undecided) > 1:
-            reason += f" ({len(undecided)} of {len(rows_of_gate)} rows)"
-        return GateOutcome(gate, allow_undecided, reason, undecided=True)
-    gone = rows_of_gate[rows_of_gate["verdict"] == "gone"]
-    renamed = rows[(rows["level"] == gate.level) & (rows["verdict"] == "new")]
-    if len(gone) and len(renamed):
-        reason = f"undecided: {named(gone.iloc[0])} is gone, and {named(renamed.iloc[0])} is new and not in the gate"
-        reason += f"; if it was renamed, name it so in both ({len(gone)} of {len(rows_of_gate)} rows are gone)"
-        return GateOutcome(gate, allow_undecided, reason, undecided=True)
-    row = rows_of_gate.sort_values("change", ascending=False, kind="stable").iloc[0]
-    bound = f", {_bound(row)}" if row["at_most"] < gate.limit else ""
-    if assumed and not bound:
-        bound = ", within the noise assumed for one run a side"
-    return GateOutcome(gate, True, f"largest change {_change(row)} ({named(row)}){bound}")
-
-
-def _limited(gate: Gate, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that a gate limits."""
-    rows_of_gate: pd.DataFrame = rows[rows["level"] == gate.level]
-    if gate.level in _COLUMN:
-        rows_of_gate = rows_of_gate[rows_of_gate[_COLUMN[gate.level]] == gate.target]
+    rows_of_gate = rows[rows["level"] == gate.level]
+    if gate.level in ("phase", "class"):
+        rows_of_gate = rows_of_gate[rows_of_gate["phase" if gate.level == "phase" else "kernel_class"] == gate.target]
     elif gate.level == "layer":
-        texts = zip(rows_of_gate["layer"], rows_of_gate["layer"] + " " + rows_of_gate["phase"], strict=True)
-        rows_of_gate = rows_of_gate[[any(fnmatchcase(text, gate.target) for text in pair) for pair in texts]]
+        pattern, with_phase = (
+            re.compile(fnmatch.translate(gate.target)),
+            rows_of_gate["layer"] + " " + rows_of_gate["phase"],
+        )
+        rows_of_gate = rows_of_gate[rows_of_gate["layer"].str.match(pattern) | with_phase.str.match(pattern)]
     if not len(rows_of_gate):
         raise UsageError(
             f"--fail-on {gate.text!r}: neither capture has such a {gate.level} outside communication; needed one that "
             "the table has, or --with-communication"
         )
-    return rows_of_gate
-
-
-def _bound(row: pd.Series) -> str:
-    return f"at most {100 * row['at_most']:+.1f} %" if abs(row["at_most"]) < math.inf else "bounded by nothing"
+    change, at_most, verdict = rows_of_gate["change"], rows_of_gate["at_most"], rows_of_gate["verdict"]
+    if assumed:
+        is_significant = verdict == "slower"
+    else:
+        is_significant = (corrected(rows_of_gate["p_alone"].to_numpy()) < LEVEL) & ~(change.abs() < NOISE)
+    slower = rows_of_gate[((change >= gate.limit) & is_significant) | (verdict == "new")]
+    if len(slower):
+        row = slower.loc[slower["change_ns"].idxmax()]
+        reason = f"{named(row)} {_change(row)}, the limit is +{100 * gate.limit:g} %"
+        return GateOutcome(gate, False, reason + ", beyond the noise assumed for one run a side" * bool(assumed))
+    step_ns = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])
+    is_undecided = ~(at_most < gate.limit) & (rows_of_gate["new_ns"] > 0)
+    is_undecided &= ~(at_most * rows_of_gate["base_ns"] < NEGLIGIBLE * step_ns)
+    if assumed:  # what the assumed noise alone leaves open holds; what the steps leave open does not
+        noise = assumed.step if gate.level == "step" else assumed.operations
+        is_undecided &= ~((1 + at_most) / (1 + change) <= math.exp(2 * ONE_SIDED * noise))
+    if is_undecided.any():
+        undecided = rows_of_gate[is_undecided]
+        row = undecided.sort_values("at_most", ascending=False, kind="stable", na_position="first").iloc[0]
+        bound = "bounded by nothing" if math.isnan(row["at_most"]) else f"at most {100 * row['at_most']:+.1f} %"
+        reason = f"undecided: {named(row)} {_change(row)}, {bound}; capture more steps, or more runs of each"
+        reason += f" ({len(undecided)} of {len(rows_of_gate)} rows)" if len(undecided) > 1 else ""
+        return GateOutcome(gate, allow_undecided, reason, undecided=True)
+    gone, new = rows_of_gate[verdict == "gone"], rows[(rows["level"] == gate.level) & (rows["verdict"] == "new")]
+    if len(gone) and len(new):
+        reason = f"undecided: {named(gone.iloc[0])} is gone, and {named(new.iloc[0])} is new and not in the gate"
+        reason += f"; if it was renamed, name it so in both ({len(gone)} of {len(rows_of_gate)} rows are gone)"
+        return GateOutcome(gate, allow_undecided, reason, undecided=True)
+    row = rows_of_gate.sort_values("change", ascending=False, kind="stable").iloc[0]
+    bound = f", at most {100 * row['at_most']:+.1f} %" if row["at_most"] < gate.limit else ""
+    bound = bound or (", within the noise assumed for one run a side" if assumed else "")
+    return GateOutcome(gate, True, f"largest change {_change(row)} ({named(row)}){bound}")
 
 
 def named(row: pd.Series) -> str:

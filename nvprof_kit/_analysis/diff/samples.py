@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, exact_sums, inherit, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, inherit, union_lengths
 from nvprof_kit._analysis.attribution.steps import (
     StepOptions,
     choose_steps,
@@ -71,6 +71,8 @@ def step_samples(operations: Operations, options: StepOptions) -> Samples:
         operations: The operations, with their names.
         options: Which steps, by default all but warm-up.
     """
+    import pandas as pd
+
     attribution = operations.attribution
     choice = choose_steps(operations.trace, attribution, options)
     left_out = left_out_warnings(choice)
@@ -78,15 +80,15 @@ def step_samples(operations: Operations, options: StepOptions) -> Samples:
         choice = replace(choice, shown=np.ones_like(choice.shown))
         texts = (f"{why}: warm-up, compared nevertheless, because there are few steps" for why in choice.left_out)
         left_out = as_issues("warm-up", texts, "note")
-    steps = attribution.ranges.steps[choice.shown]
-    column = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)
-    samples = _samples(operations, op_owners(attribution), column[attribution.step], steps)
+    number_of_step = np.append(np.where(choice.shown, np.cumsum(choice.shown) - 1, NONE), NONE)
     windows = step_windows(operations.trace, attribution)
-    step = column[windows.instance]
-    compared = step >= 0
-    wall = exact_sums(step[compared], (windows.end - windows.start)[compared], len(steps))
-    on_devices = np.bincount(step[compared], minlength=len(steps))
-    return replace(samples, wall=wall / np.maximum(on_devices, 1), left_out=left_out)
+    wall = pd.Series(windows.end - windows.start).groupby(number_of_step[windows.instance]).mean()
+    return Samples(
+        attribution.ranges.steps[choice.shown],
+        wall.reindex(range(choice.count), fill_value=0.0).to_numpy(),
+        *_times_and_kernels(operations, op_owners(attribution), number_of_step[attribution.step], choice.count),
+        left_out,
+    )
 
 
 def block_samples(operations: Operations) -> Samples:
@@ -97,77 +99,83 @@ def block_samples(operations: Operations) -> Samples:
     """
     import pandas as pd
 
-    trace, attribution = operations.trace, operations.attribution
-    ranges, (layer, phase) = attribution.ranges, op_owners(attribution)
-    names = [_BLOCK.sub(r"\1*", str(text)) for text in layer.categories]
-    start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
-    stacks = np.array([re.sub(r"\*.*", "*", name) if "*" in name else "" for name in names], dtype=object)
-    by_stack = pd.Series(end - start).groupby(stacks[layer.codes]).sum().drop("", errors="ignore")
-    stack = str(by_stack.idxmax()) if len(by_stack) else ""
-    device = devices_of(trace)[1]
+    ranges, (layer, phase) = operations.ranges, op_owners(operations.attribution)
+    names = [_BLOCK.sub(r"\1*", str(path)) for path in layer.categories]
+    start, end = (operations.trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+    device = devices_of(operations.trace)[1]
+    in_stack = np.array([name[: name.find("*") + 1] for name in names], dtype=object)[layer.codes]
+    times = pd.Series(end - start).groupby(in_stack).sum().drop("", errors="ignore")
+    stack = str(times.idxmax()) if len(times) else ""
     window_ns = int((pd.Series(end).groupby(device).max() - pd.Series(start).groupby(device).min()).sum())
-    idle_ns = window_ns - int(union_lengths(start, end, device, np.zeros(len(start), dtype=np.int64), 1)[0])
+    busy_ns = int(union_lengths(start, end, device, np.zeros(len(start), dtype=np.int64), 1)[0])
+
     # the run of a block around each range: the outermost layer with a number
     is_of_stack = np.array([_BLOCK.sub(r"\1*", name.text) == stack for name in ranges.names], dtype=bool)
     is_block = is_of_stack[ranges.name] & (ranges.layer_range == np.arange(len(ranges.name)))
     first_piece = np.flatnonzero(ranges.first)[np.cumsum(ranges.first) - 1]
-    run = np.append(inherit(np.where(is_block, first_piece, NONE), ranges.nesting), NONE)[attribution.layer_range]
-    inside = run >= 0
-    times = pd.DataFrame({"run": run[inside], "first": start[inside], "last": end[inside]}).groupby("run")
-    runs = pd.DataFrame({"first": times["first"].min(), "last": times["last"].max()}).sort_values("first")
-    rows = runs.index.to_numpy()
-    runs["pid"], runs["name"] = ranges.pid[rows], ranges.name[rows]
-    runs["number"] = [layer_index(ranges.names[name].text) for name in runs["name"]]
+    run = np.append(inherit(np.where(is_block, first_piece, NONE), ranges.nesting), NONE)
+    ops = pd.DataFrame({"start": start, "end": end, "run": run[operations.attribution.layer_range]})
+    spans = pd.DataFrame({name: getattr(ranges, name) for name in ("pid", "tid", "name", "start", "whole_end")})
+    of_thread = spans.groupby("tid")
+    spans["is_cut"] = spans["start"] <= of_thread["start"].transform("min")
+    spans["is_cut"] |= spans["whole_end"] >= of_thread["whole_end"].transform("max")
+    of_run = ops[ops["run"] >= 0].groupby("run")
+    runs = spans.join(of_run.agg(first=("start", "min"), last=("end", "max")), how="inner").sort_values("first")
+
+    # a pass of a block: its forward, recompute and backward
+    runs["block"] = [layer_index(ranges.names[name].text) for name in runs["name"]]
     runs["occurrence"] = runs.groupby(["pid", "name"]).cumcount()
-    of_thread = pd.DataFrame({"tid": ranges.tid, "start": ranges.start, "end": ranges.whole_end}).groupby("tid")
-    begin_ns, finish_ns = of_thread["start"].transform("min"), of_thread["end"].transform("max")
-    runs["cut"] = ((ranges.start <= begin_ns) | (ranges.whole_end >= finish_ns)).to_numpy()[rows]
-    runs["sample"] = runs.groupby(["pid", "number", "occurrence"], sort=False).ngroup()
-    is_whole = ~runs.groupby("sample")["cut"].any().to_numpy()
-    samples = np.flatnonzero(is_whole)
-    column = np.append(np.where(is_whole, np.cumsum(is_whole) - 1, NONE), NONE)
-    sample_of_run = np.full(len(ranges.name) + 1, NONE, dtype=np.int64)
-    sample_of_run[rows] = runs["sample"].to_numpy()
+    of_pass = runs.groupby(["pid", "block", "occurrence"], sort=False)
+    runs["pass"], is_cut = of_pass.ngroup(), of_pass["is_cut"].transform("any")
+    runs = runs[~is_cut]
+    passes, number = np.unique(runs["pass"], return_inverse=True)
+    number_of_run = np.full(len(spans) + 1, NONE, dtype=np.int64)
+    number_of_run[runs.index] = number
     owners = labels(layer.codes, names), phase
-    wall = (runs["last"] - runs["first"]).groupby(runs["sample"]).sum().to_numpy()[samples].astype(np.float64)
-    return replace(
-        _samples(operations, owners, column[sample_of_run[run]], samples),
-        wall=wall,
+    return Samples(
+        passes,
+        np.bincount(number, runs["last"] - runs["first"], len(passes)).astype(np.float64),
+        *_times_and_kernels(operations, owners, number_of_run[ops["run"]], len(passes)),
         blocks=stack,
-        idle_ns=idle_ns,
+        idle_ns=window_ns - busy_ns,
         window_ns=window_ns,
     )
 
 
-def _samples(
-    operations: Operations, owners: tuple[pd.Categorical, pd.Categorical], sample_of_op: Int64Array, samples: Int64Array
-) -> Samples:
-    """The samples, without their wall time: what their operations took by layer, phase and class."""
+def _times_and_kernels(
+    operations: Operations, owners: tuple[pd.Categorical, pd.Categorical], sample: Int64Array, count: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables `Samples.times` and `Samples.kernels`.
+
+    Args:
+        operations: The operations.
+        owners: Layer and phase of each.
+        sample: The sample that each is in, or `NONE`.
+        count: How many samples there are.
+    """
     import pandas as pd
 
-    trace, inside = operations.trace, np.flatnonzero(sample_of_op >= 0)
-    ops, number = trace.ops.iloc[inside], len(samples)
+    ops, inside = operations.trace.ops, np.flatnonzero(sample >= 0)
     frame = pd.DataFrame(
         {
             "layer": owners[0][inside],
             "phase": owners[1][inside],
             "kernel_class": labels(operations.classes.code[inside], list(CLASSES)),
-            "sample": sample_of_op[inside],
-            "gpu_ns": (ops["end_ns"] - ops["start_ns"]).to_numpy(),
-            "name": ops["name"].array,
-            "count": begins(trace.ops)[inside].astype(np.int64),
+            "sample": sample[inside],
+            "gpu_ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()[inside],
+            "name": ops["name"].array[inside],
+            "count": begins(ops)[inside].astype(np.int64),
         }
     )
     times = frame.groupby([*KEY, "sample"], observed=True)["gpu_ns"].sum().unstack(fill_value=0)
     # kernels, or operators where there is no GPU
-    kinds = [OP_KINDS.index("kernel"), OP_KINDS.index("operator")]
-    frame = frame[ops["kind"].isin(kinds).to_numpy()]
-    counts = frame.groupby(["name", *KEY], observed=True)["count"].sum() / max(number, 1)
-    where = counts.groupby(level="name", observed=True).agg(lambda of_name: tuple(sorted(of_name)))
-    kernels = frame.groupby(["name", "kernel_class"], observed=True)[["count", "gpu_ns"]].sum() / max(number, 1)
-    kernels = kernels.reset_index().astype({"name": str, "kernel_class": str})
-    kernels["where"] = kernels["name"].map(where.rename(index=str).to_dict())
-    return Samples(samples, np.zeros(number), times.reindex(columns=range(number), fill_value=0), kernels)
+    frame = frame[ops["kind"].iloc[inside].isin([OP_KINDS.index("kernel"), OP_KINDS.index("operator")]).to_numpy()]
+    by_owner = frame.groupby(["name", *KEY], observed=True)[["count", "gpu_ns"]].sum()
+    of_kernel = by_owner.groupby(level=["name", "kernel_class"], observed=True)
+    where = of_kernel["count"].agg(lambda counts: tuple(sorted(counts / count)))
+    kernels = (of_kernel.sum() / max(count, 1)).assign(where=where).reset_index()
+    kernels = kernels.astype({"name": str, "kernel_class": str})
+    return times.reindex(columns=range(count), fill_value=0), kernels
 
 
 KERNEL_COLUMNS: Columns = {
@@ -190,7 +198,13 @@ def compared_kernels(before: Sequence[Samples], after: Sequence[Samples]) -> tup
     """What changed about the kernels, with `KERNEL_COLUMNS`, the costliest first, and kernels per step of each side."""
     import pandas as pd
 
-    base, new = (_mean([samples.kernels for samples in side]) for side in (before, after))
+    means = []
+    for side in (before, after):
+        of_kernel = pd.concat([run.kernels for run in side]).groupby("name", sort=False, as_index=False)
+        kernels = of_kernel.agg({"kernel_class": "first", "count": "sum", "gpu_ns": "sum", "where": "first"})
+        kernels[["count", "gpu_ns"]] /= len(side)
+        means.append(kernels)
+    base, new = means
     gone, added = (
         side[~side["name"].isin(other["name"])].sort_values("gpu_ns", ascending=False, kind="stable")
         for side, other in ((base, new), (new, base))
@@ -213,19 +227,3 @@ def compared_kernels(before: Sequence[Samples], after: Sequence[Samples]) -> tup
     table = table.astype({"base_ns": "int64", "new_ns": "int64", "what": str})[[*KERNEL_COLUMNS]]
     order = np.argsort(-table[["base_ns", "new_ns"]].max(axis=1).to_numpy(), kind="stable")
     return table.iloc[order].reset_index(drop=True), (float(base["count"].sum()), float(new["count"].sum()))
-
-
-def _mean(runs: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The kernels, averaged over the runs."""
-    import pandas as pd
-
-    rows = pd.concat(runs, ignore_index=True)
-    means = rows.groupby("name", sort=False).agg(
-        kernel_class=("kernel_class", "first"),
-        count=("count", "sum"),
-        gpu_ns=("gpu_ns", "sum"),
-        where=("where", "first"),
-    )
-    means[["count", "gpu_ns"]] /= len(runs)
-    kernels: pd.DataFrame = means.reset_index()
-    return kernels
