@@ -28,6 +28,7 @@ DEFAULT_SETS = ("speed-of-light", "memory", "tensor", "occupancy", "stalls")
 CostliestKernels = Callable[[str, int], list[str]]
 """The linker names of the kernels that took most GPU time in a capture, this many."""
 _IMPORT = ("--page=raw", "--csv", "--print-units=base")
+_SHORT = {"-c": "--launch-count", "-k": "--kernel-name"}
 # ncu does not see what runs below an executable of this name, which rank.sh gives the other ranks
 _HIDDEN = "other-rank"
 _LAUNCHERS = {"torchrun": "--no-python", "accelerate": "--no_python", "deepspeed": "--no_python"}
@@ -178,7 +179,7 @@ def measure_program(  # noqa: PLR0915
             for another GPU hangs when it is run again alone]
         rank: Of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
             its launcher has to start recipes/ncu/rank.sh on each.
-        ncu: Word for ncu, passed unchanged, --option=value in place of what is set else: -x --profile-from-start=off
+        ncu: Word for ncu, passed unchanged, an option in place of what is set else: -x --profile-from-start=off
             (only from cudaProfilerStart on), -x --clock-control=base, -x --cache-control=none. Repeatable.
         dry_run: Print the equivalent ncu commands and run nothing.
         environ: What to add to the program's environment.
@@ -215,7 +216,7 @@ def measure_program(  # noqa: PLR0915
     settings += ["--clock-control=none", "--cache-control=all"]
     settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
     settings += selection
-    replaced = {word.partition("=")[0] for word in ncu if "=" in word}
+    replaced = {_SHORT.get(word[:2], word.partition("=")[0]) for word in ncu if word.startswith("-")}
     settings = [setting for setting in settings if setting.partition("=")[0] not in replaced]
     # numbers without the locale's marks; the rank is for rank.sh
     added = {"LC_ALL": "C", **({} if rank is None else {"NVPROF_KIT_NCU_RANK": str(rank)}), **environ}

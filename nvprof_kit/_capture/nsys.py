@@ -11,16 +11,50 @@ from typing import NamedTuple
 from nvprof_kit._capture.session import recipes_folder, say
 from nvprof_kit.errors import UsageError
 
+Settings = dict[str, str]
+"""Options of nsys by their long names without ``--``; each has a value, and none comes twice."""
+
+_SHORT = {"b": "backtrace", "c": "capture-range", "d": "duration", "e": "env-var", "f": "force-overwrite"}
+_SHORT |= {"h": "help", "n": "inherit-environment", "o": "output", "p": "nvtx-capture", "s": "sample", "t": "trace"}
+_SHORT |= {"w": "show-output", "x": "stop-on-exit", "y": "delay", "Y": "start-later"}
+_OPTION = re.compile(r"--([^\s=]+)(?:[=\s](.*))?|-(\w)\s*(.+)?", re.DOTALL)
 _ALIASES = (("gpu-metrics-devices", "gpu-metrics-device"), ("python-functions-trace", "python-nvtx-annotations"))
+_OF_THE_VERB = {"output": "-o", "export": "--export", "force-overwrite": "--force"}
 _FIELD = r"(skip_first|wait|warmup|active|repeat)=\d+"
 _SCHEDULE = re.compile(rf"early|stable|periodic|\d+:\d+|{_FIELD}(,{_FIELD})*")
 
-Options = Mapping[str, frozenset[str]]
-"""Names of the options that nsys has, by its verb; empty where there is no nsys to ask."""
+
+def parse_options(words: Sequence[str]) -> Settings:
+    """Options as nsys reads them: ``--name=value``, ``--name value``, ``-c value``, ``-cvalue``; the last one counts.
+
+    Args:
+        words: Words of a command line; an option and its value may be two of them, or one with a blank between.
+
+    Raises:
+        UsageError: A word is no option, has no value, or is for the verb to give.
+    """
+    settings: Settings = {}
+    remaining = iter(words)
+    for word in remaining:
+        match = _OPTION.fullmatch(word.strip())
+        if match is None:
+            raise UsageError(f"-x '{word}' is no option of nsys; needed -x --option=value")
+        long, long_value, short, short_value = match.groups()
+        name, value = long or _SHORT.get(short, ""), long_value if long else short_value
+        if not name:
+            raise UsageError(f"-x '{word}': nsys has no option -{short}")
+        if value is None:
+            value = next(remaining, "-")
+            if value.startswith("-"):
+                raise UsageError(f"-x '{word}' has no value; needed -x --{name}=value")
+        if name in _OF_THE_VERB:
+            raise UsageError(f"-x '{word}': take the verb's own {_OF_THE_VERB[name]} for that")
+        settings[name] = value.strip()
+    return settings
 
 
-def read_preset(name: str) -> list[str]:
-    """The settings of a preset: nsys options such as ``--trace=cuda,nvtx``.
+def read_preset(name: str) -> Settings:
+    """The settings of a preset, such as ``trace``: ``cuda,nvtx``.
 
     Args:
         name: A preset's name, or the path of a file like those in ``recipes/nsys/presets``.
@@ -38,72 +72,69 @@ def read_preset(name: str) -> list[str]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except PermissionError:
         raise UsageError(f"{path}: no permission to read it") from None
-    settings = [setting for line in lines if (setting := re.sub(r"(^|\s+)#.*", "", line.strip()).strip())]
-    for setting in settings:
-        if not re.match(r"--[^=]*=", setting):
+    settings: Settings = {}
+    for line in lines:
+        setting = re.sub(r"(^|\s+)#.*", "", line.strip()).strip()
+        option, has_value, value = setting.removeprefix("--").partition("=")
+        if setting and not (setting.startswith("--") and has_value):
             raise UsageError(f"{path}: '{setting}' is no --option=value")
+        if setting:
+            settings[option] = value
     return settings
 
 
-def read_options(nsys: str, *verbs: str) -> Options:
-    """Ask nsys for the options of its verbs; empty if it does not run or prints no help."""
-    options: dict[str, frozenset[str]] = {}
-    for verb in verbs:
-        try:
-            result = subprocess.run(
-                [nsys, verb, "--help"], capture_output=True, text=True, errors="replace", check=False, timeout=60
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return {}
-        # an option marked (Deprecated) is in the help and refused all the same
-        lines = [line for line in (result.stdout + result.stderr).splitlines() if "(Deprecated)" not in line]
-        options[verb] = frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", "\n".join(lines), re.MULTILINE))
-        if not options[verb]:
-            return {}
-    return options
+def _read_options(nsys: str, verb: str) -> frozenset[str]:
+    """The options that nsys has for a verb, by its help; none if it does not run."""
+    try:
+        result = subprocess.run(
+            [nsys, verb, "--help"], capture_output=True, text=True, errors="replace", check=False, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    # an option marked (Deprecated) is in the help and refused all the same
+    lines = [line for line in (result.stdout + result.stderr).splitlines() if "(Deprecated)" not in line]
+    return frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", "\n".join(lines), re.MULTILINE))
 
 
-def installed_name(setting: str, options: frozenset[str]) -> str | None:
-    """A setting under the name that the installed nsys has for it; None if it has none."""
-    name, _, value = setting.removeprefix("--").partition("=")
-    for alias in next((names for names in _ALIASES if name in names), (name,)):
-        if alias in options:
-            return f"--{alias}={value}"
-    return None
+def _installed_name(name: str, options: frozenset[str]) -> str | None:
+    """An option's name in the installed nsys; None if it has none of this meaning."""
+    aliases = next((names for names in _ALIASES if name in names), (name,))
+    return next((alias for alias in aliases if alias in options), None)
 
 
-def fit_settings(settings: Sequence[str], extra: Sequence[str], nsys: str, *verbs: str) -> list[str]:
+def fit_settings(settings: Settings, words: Sequence[str], nsys: str, *verbs: str) -> Settings:
     """The settings that an nsys takes, under its names for them, with a note on those that it has not.
 
     Args:
-        settings: nsys options.
-        extra: Options in nsys's own words, each in place of a setting of the same name.
+        settings: Options.
+        words: More options in nsys's own words, each in place of a setting of the same name.
         nsys: The executable; without one, the settings are as they are.
         verbs: The verb to run, and another that takes what this one does not.
     """
-    options = read_options(nsys, *verbs)
-    fitted: list[str] = []
-    for setting in settings:
-        names = [installed_name(setting, options[verb]) for verb in verbs] if options else [setting]
+    options = [_read_options(nsys, verb) for verb in verbs]
+    has_help = all(options)
+    fitted: Settings = {}
+    for name, value in settings.items():
+        names = [_installed_name(name, of_verb) for of_verb in options] if has_help else [name]
         if names[0]:
-            fitted.append(names[0])
+            fitted[names[0]] = value
         elif not any(names):
-            say(f"this nsys has no {setting.partition('=')[0]}: left out")
-    for option in extra:
-        added = (installed_name(option, options[verbs[0]]) if options else None) or option
-        name, has_value, value = added.partition("=")
-        if has_value:
-            fitted = [setting for setting in fitted if setting.partition("=")[0] != name]
-        if name == "--trace" and "cuda" not in re.split("[,-]", value):
-            fitted = [setting for setting in fitted if not setting.startswith("--cuda")]
-        fitted.append(added)
-    if _has(fitted, "capture-range") and not _has(fitted, "capture-range-end"):
-        fitted.append("--capture-range-end=stop")  # else nsys would end the program too
+            say(f"this nsys has no --{name}: left out")
+    for word, value in parse_options(words).items():
+        longer = [option for option in options[0] if option.startswith(word)]  # nsys takes what is not ambiguous
+        name = _installed_name(word, options[0]) or (longer[0] if len(longer) == 1 else word)
+        replaced = fitted.pop(name, "")
+        fitted[name] = f"{replaced},{value}" if name == "env-var" and replaced else value
+        if name == "trace" and "cuda" not in re.split("[,-]", value):
+            fitted = {option: fitted[option] for option in fitted if not option.startswith("cuda")}
+    if "capture-range" in fitted:
+        fitted.setdefault("capture-range-end", "stop")  # else nsys would end the program too
     return fitted
 
 
-def _has(settings: Sequence[str], name: str) -> bool:
-    return any(setting.startswith(f"--{name}=") for setting in settings)
+def option_words(settings: Settings) -> list[str]:
+    """Settings as words of a command line."""
+    return [f"--{name}={value}" for name, value in settings.items()]
 
 
 class Window(NamedTuple):
@@ -111,13 +142,13 @@ class Window(NamedTuple):
 
     Attributes:
         option: The option that chose it; '' for the whole run.
-        settings: nsys options.
+        settings: Options of nsys.
         environ: What the program's environment needs for it.
         absent: What did not begin if nothing was captured; '' if it is not known.
     """
 
     option: str = ""
-    settings: tuple[str, ...] = ()
+    settings: Mapping[str, str] = {}
     environ: Mapping[str, str] = {}
     absent: str = ""
 
@@ -163,5 +194,5 @@ def choose_window(step: int | None, text: str | None, schedule: str | None) -> W
     return Window("--schedule", _range("window@nvprof_kit", end), {"NVPROF_KIT_SCHEDULE": plan}, absent)
 
 
-def _range(text: str, end: str = "stop") -> tuple[str, ...]:
-    return ("--capture-range=nvtx", f"--nvtx-capture={text}", f"--capture-range-end={end}")
+def _range(text: str, end: str = "stop") -> Settings:
+    return {"capture-range": "nvtx", "nvtx-capture": text, "capture-range-end": end}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal
 
-from nvprof_kit._capture.nsys import choose_window, fit_settings, read_preset
+from nvprof_kit._capture.nsys import choose_window, fit_settings, option_words, parse_options, read_preset
 from nvprof_kit._capture.session import (
     NSYS_SUFFIXES,
     IsEmpty,
@@ -87,7 +87,7 @@ def profile_program(
             stable, periodic, 50:60, or skip_first=50,active=10,repeat=2. Each of several windows has its report:
             NAME.1, NAME.2, ...
         nsys: Option of nsys in its own words, in place of the preset's: -x --trace=nvtx, -x --delay=60, -x
-            --duration=20, -x --capture-range=cudaProfilerApi. Repeatable.
+            --duration=20, -x '-c cudaProfilerApi'. Repeatable.
         export: What to export beside the report: NAME.sqlite, the folder NAME_pqtdir, which is faster, or nothing.
         dry_run: Print the equivalent nsys command and run nothing.
         environ: What to add to the program's environment.
@@ -100,9 +100,8 @@ def profile_program(
         raise UsageError("no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py")
     window = choose_window(step, range, schedule)
     tool = _nsys()
-    settings = fit_settings([*read_preset(preset), *window.settings], nsys, tool, "profile")
-    values = {name: value for name, _, value in (setting.partition("=") for setting in settings)}
-    if window.option and any(word.startswith(("--delay", "--duration", "--capture-range=")) for word in nsys):
+    settings = fit_settings({**read_preset(preset), **window.settings}, nsys, tool, "profile")
+    if window.option and parse_options(nsys).keys() & {"delay", "duration", "capture-range"}:
         raise UsageError(
             f"{window.option} goes without --delay, --duration and --capture-range: it says when to capture"
         )
@@ -111,7 +110,15 @@ def profile_program(
     if dry_run:
         need_name(output)
         overwrite = ["--force-overwrite=true"] if force else []
-        command = [tool, "profile", *settings, f"--export={export}", *overwrite, f"--output={output}", *program]
+        command = [
+            tool,
+            "profile",
+            *option_words(settings),
+            f"--export={export}",
+            *overwrite,
+            f"--output={output}",
+            *program,
+        ]
         print_command(command, environ=added, output=output)
         return 0
     output = expand_name(output)
@@ -120,14 +127,14 @@ def profile_program(
     if export == "parquetdir" and re.search(r" 20(1\d|2[0-2])\.", version):
         raise UsageError("--export parquetdir needs nsys 2023 or newer; use --export sqlite")
     # nsys would not wait for the program that it ends
-    ends_with_capture = "--duration" in values and "--kill" not in values
+    ends_with_capture = "duration" in settings and "kill" not in settings
     if ends_with_capture:
-        settings.append("--kill=none")
-    if {"--capture-range", "--delay"} & {*values}:
+        settings["kill"] = "none"
+    if settings.keys() & {"capture-range", "delay"}:
         # what begins later misses the mark with which the program says at its begin which rank it is
         added["NVPROF_KIT_RANK_MARK"] = "step"
     stage = open_stage(output, NSYS_SUFFIXES, program=program, force=force)
-    if (duration := values.get("--duration", "")).isdecimal() and int(duration) > 60:
+    if (duration := settings.get("duration", "")).isdecimal() and int(duration) > 60:
         why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
         say(f"--duration {duration}: {why}")
     state = stage / ".run"
@@ -136,19 +143,20 @@ def profile_program(
     stay = ends_with_capture or re.search(r" 20(1\d|2[0-3])\.", version) is not None
     supervisor = NsysSupervisor(stage, state, added, stay=stay, ends_with_capture=ends_with_capture)
     start = time.monotonic()
-    status = supervisor.run([tool, "profile", *settings, f"--export={export}", output_setting(stage, output)], program)
+    command = [tool, "profile", *option_words(settings), f"--export={export}", output_setting(stage, output)]
+    status = supervisor.run(command, program)
     has_begun, seconds = supervisor.began or supervisor.interrupted, int(time.monotonic() - start)
     shutil.rmtree(state, ignore_errors=True)
     if status > 128 or supervisor.left_early or not any(stage.iterdir()):
         supervisor.end_orphans()
-    if seconds > 60 and not {"--capture-range", "--duration"} & {*values}:
+    if seconds > 60 and not settings.keys() & {"capture-range", "duration"}:
         say(f"all {seconds} s of the run were captured; a window of a few steps is smaller and as good: see --step")
     absent = window.absent
     if not has_begun:
         absent = "nsys ended before it began the program"
-    elif "--delay" in values:
-        absent = f"the program ended before the {values['--delay']} s of --delay were over"
-    elif values.get("--capture-range") == "cudaProfilerApi":
+    elif "delay" in settings:
+        absent = f"the program ended before the {settings['delay']} s of --delay were over"
+    elif settings.get("capture-range") == "cudaProfilerApi":
         absent = "the program never called cudaProfilerStart"
     folder = Path(output).parent
     return finish_report(tool, stage, folder, status, force=force, is_empty=is_empty, absent=absent, export=export)
@@ -181,7 +189,7 @@ def launch_session(
     need_session_name(session)
     tool = _nsys()
     settings = fit_settings(read_preset(preset), nsys, tool, "launch", "start")
-    nsys_command = [tool, "launch", f"--session-new={session}", *settings]
+    nsys_command = [tool, "launch", f"--session-new={session}", *option_words(settings)]
     if dry_run:
         print_command([*nsys_command, *program], environ=environ)
         return 0
@@ -232,7 +240,7 @@ def start_session(
     need_name(output)
     tool = _nsys()
     settings = fit_settings(read_preset(preset), nsys, tool, "start", "launch")
-    nsys_command = [tool, "start", f"--session={session}", *settings, "--export=sqlite"]
+    nsys_command = [tool, "start", f"--session={session}", *option_words(settings), "--export=sqlite"]
     if dry_run:
         print_command(
             [*nsys_command, *(["--force-overwrite=true"] if force else []), f"--output={output}"], output=output

@@ -113,9 +113,13 @@ def test_real_run(nsys: str, tmp_path: Path) -> None:
 
     again = run("--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert (again.returncode, again.stdout) == (2, "")
-    forced = run("--force", "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
+    forced = run("--force", "-x", "-t nvtx", "--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert forced.returncode == 7, forced.stderr
     assert ranges(tmp_path / "run.sqlite") == EVERYTHING
+    never = ("-x", "-t", "-x", "nvtx,cuda", "-x", "-ccudaProfilerApi", "--", *python(PROGRAM, tmp_path), "0.2")
+    done = run("--force", *never, cwd=tmp_path, NSYS=nsys)
+    assert done.returncode == 7, done.stderr
+    assert "nothing was captured: the program never called cudaProfilerStart\n" in done.stderr
 
 
 @pytest.mark.slow
@@ -123,7 +127,7 @@ def test_real_run(nsys: str, tmp_path: Path) -> None:
 def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) -> None:
     captured = []
     for seconds in ("2", "9", "30"):  # from nsys's start on; a busy machine may not have begun the program by then
-        words = ("-f", "-x", "--trace=nvtx", "-x", f"--duration={seconds}", "--", *python(PROGRAM, tmp_path), "90")
+        words = ("-f", "-x", "--trace=nvtx", "-x", "-d", "-x", seconds, "--", *python(PROGRAM, tmp_path), "90")
         done = run(*words, cwd=tmp_path, NSYS=nsys)
         captured = ranges(tmp_path / "run.sqlite") if (tmp_path / "run.sqlite").exists() else []
         if captured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -101,6 +102,47 @@ def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
         asked = [word.partition("=")[0] for word in shlex.split(done.stdout) if word.startswith("--")]
         assert [option for option in asked if f"{option}=" not in known[verb]] == []
         assert ("--gpu-metrics-device" in asked) == (verb == "start")
+
+
+@pytest.mark.every_nsys
+def test_an_option_of_nsys_in_every_spelling(nsys: str, tmp_path: Path) -> None:
+    """Each option that has a letter in the help of nsys gives the same command by any spelling."""
+    letters = re.findall(r"^\s*-(\w), --([\w-]+)=", execute(nsys, "profile", "--help").stdout, re.MULTILINE)
+    options = {name: letter for letter, name in letters if name not in ("output", "force-overwrite", "help")}
+    assert {"trace", "capture-range", "delay", "duration", "sample"} <= {*options}
+    long = command(nsys, tmp_path, *(f"--{name}=5" for name in options))
+    assert [name for name in options if f" --{name}=5 " not in long] == []
+    for spelling in ("--{name}|5", "--{name} 5", "-{letter}|5", "-{letter}5", "-{letter} 5"):
+        words = [spelling.format(name=name, letter=letter).split("|") for name, letter in options.items()]
+        assert command(nsys, tmp_path, *itertools.chain(*words)) == long
+    assert command(nsys, tmp_path, "--dela=5") == command(nsys, tmp_path, "-y5")  # as nsys takes it
+    assert " --env-var=NVPROF_KIT_MEMORY=1,A=b --" in command(nsys, tmp_path, "-e A=b", preset="memory")
+
+
+def command(nsys: str, folder: Path, *words: str, preset: str = "train") -> str:
+    given = [word for option in words for word in ("-x", option)]
+    done = dry_run("profile", "-p", preset, *given, "--", "true", cwd=folder, NSYS=nsys)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--duration"], "-x '--duration' has no value; needed -x --duration=value"),
+        (["-d", "--delay=5"], "-x '-d' has no value; needed -x --duration=value"),
+        (["5"], "-x '5' is no option of nsys; needed -x --option=value"),
+        (["--"], "-x '--' is no option of nsys; needed -x --option=value"),
+        (["-q", "5"], "-x '-q': nsys has no option -q"),
+        (["-o", "other"], "-x '-o': take the verb's own -o for that"),
+        (["--export=none"], "-x '--export=none': take the verb's own --export for that"),
+    ],
+)
+def test_words_that_nsys_would_take_for_something_else(words: list[str], message: str, tmp_path: Path) -> None:
+    given = [word for option in words for word in ("-x", option)]
+    assert said("profile", *given, cwd=tmp_path) == (2, f"nvprof-kit: {message}\n")
+    for when in ("-d5", "-y 5", "-c cudaProfilerApi"):
+        assert said("profile", "--step", "3", "-x", when, cwd=tmp_path)[0] == 2
 
 
 def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str]:

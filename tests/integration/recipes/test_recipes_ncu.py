@@ -32,7 +32,7 @@ CALLS = [
     "-o layer -l model.layers.0 -s communication -- python train.py",
     "-o kernels -k flash_fwd -k nvjet -s speed-of-light -- python train.py",
     "-o kernels -k flash_fwd -s memory -x --clock-control=base -x --cache-control=none --replay application -- ./x",
-    "-o kernels -k adam -x --launch-count=3 -x --launch-skip=5 -s stalls -x --devices -x 0 -- python train.py",
+    "-o kernels -k adam -x -c -x 3 -x --target-processes -x application-only -s stalls -- python train.py",
     "-o top -c CAPTURE -s tensor -- python train.py",
     "-o roofline --roofline -x --profile-from-start=off -- python train.py",
     "-o roofline --roofline -l lm_head -s memory -- python train.py | sm_100",
