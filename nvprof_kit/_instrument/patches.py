@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -66,8 +66,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _noted: list[tuple[Callable[..., Any], bool]] = []
 """Decorated functions, and whether torch.compile skips their callees too."""
 
-_registered = False
-"""Whether the compiler knows the decorated functions."""
+_follows = False
+"""Whether the compiler is, or is to be, followed."""
 
 
 def skip_compiling(function: Callable[..., Any], *, callees: bool = True) -> None:
@@ -101,14 +101,14 @@ def uncompiled_itself(function: F) -> F:
     return _note(function, False)
 
 
-def skip_compiling_ranges() -> None:
-    """Make torch.compile skip all decorated functions, including functions decorated later."""
-    global _registered  # noqa: PLW0603
-    if not _registered and "torch._dynamo" in sys.modules:
-        _skip_files(sys.modules["torch._dynamo"])
-    elif not _registered:
-        sys.meta_path.insert(0, AfterImport("torch._dynamo", _skip_files))
-    _registered = hasattr(sys.modules.get("torch"), "compiler")
+def follow_compiler() -> None:
+    """Make torch.compile skip all decorated functions, including functions decorated later, and follow its tracing."""
+    global _follows  # noqa: PLW0603
+    if "torch._dynamo" in sys.modules:
+        _prepare(sys.modules["torch._dynamo"])
+    elif not _follows:
+        sys.meta_path.insert(0, AfterImport("torch._dynamo", _prepare))
+    _follows = True
     for function, callees in _noted:
         skip_compiling(function, callees=callees)
 
@@ -135,20 +135,25 @@ def unseen(function: F) -> F:
     return cast(F, called)
 
 
-def _skip_files(dynamo: Any) -> None:
-    """Make the compiler of PyTorch before 2.7 skip this package's code, as it cannot skip the callees of a function."""
+def _prepare(dynamo: Any) -> None:
+    """Follow the compiler's tracing for `Untraced`. Before PyTorch 2.7, also make it skip this package's code, as it
+    cannot skip the callees of a function.
+    """
     import torch._C._dynamo
 
-    if hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"):
-        return
-    rules = import_module(f"{dynamo.__name__}.trace_rules")
-    if hasattr(rules, "add"):
-        rules.add("nvprof_kit._instrument")
+    if _untraced:
+        for callbacks, callback in _callbacks(dynamo.callback_handler):
+            if callback not in callbacks:  # `torch._dynamo.reset` clears them
+                callbacks.append(callback)
+    if not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"):
+        rules = import_module(f"{dynamo.__name__}.trace_rules")
+        if hasattr(rules, "add"):
+            rules.add("nvprof_kit._instrument")
 
 
 def _note(function: F, callees: bool) -> F:
     _noted.append((function, callees))
-    if _registered:
+    if _follows:
         skip_compiling(function, callees=callees)
     return function
 
@@ -170,17 +175,12 @@ class Patch:
     def __init__(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
         self._holder = target
         self._name = name
-        self._make = make
         self._own = vars(target).get(name, _MISSING)
         original = getattr(target, name)
         self._new = make(original)
         if isinstance(original, MethodType) and original.__self__ is target and not isinstance(target, type):
             self._new = MethodType(_of_this_alone(target, original, self._new), target)
         setattr(target, name, self._new)
-
-    def again(self) -> Patch:
-        """A new patch with the same arguments, after `remove`."""
-        return Patch(self._holder, self._name, self._make)
 
     def remove(self) -> None:
         """Put the original back."""
@@ -281,12 +281,10 @@ class Patches:
 
     Args:
         make: Makes the patches. If it raises, it must leave none installed.
-        renew: Called for each further user: restores what others removed.
     """
 
-    def __init__(self, make: Callable[[], list[Any]], renew: Callable[[], object] = nothing) -> None:
+    def __init__(self, make: Callable[[], list[Any]]) -> None:
         self._make = make
-        self._renew = renew
         self._patches: list[Any] = []
         self._count = 0
         self._lock = threading.RLock()  # reentrant: a garbage collection may end one user while another is added
@@ -296,9 +294,7 @@ class Patches:
         with self._lock:
             self._count += 1
             try:
-                if self._patches:
-                    self._renew()
-                else:
+                if not self._patches:
                     self._patches = self._make()
             except BaseException:
                 self._release()
@@ -314,82 +310,68 @@ class Patches:
                     patch.remove()
 
 
-class Pausable(Protocol):
-    """An object with hooks on modules that can be removed temporarily."""
-
-    def pause(self) -> bool:
-        """Remove the hooks; returns whether there were any."""
-
-    def resume(self) -> None:
-        """Install the hooks again, if ranges are still emitted."""
-
-
-_watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-"""The owners of hooks, in installation order; their hooks are reinstalled in this order."""
-
-_paused: list[Pausable] = []
-
-
-def pause_while_tracing(annotation: Pausable) -> Handle:
-    """Remove hooks whenever torch.compile traces, until the returned handle is removed or their owner is collected.
+class Untraced:
+    """Hooks that are removed while torch.compile traces, and then installed again.
 
     A traced hook adds nothing to the graph except guards. These guards would compile every layer separately, and
     recompile all layers when the hooks are removed. Compiled code does not check for hooks, and code that runs in
     Python calls them. Dynamo would also compile the hooks themselves, to empty graphs, so they are marked as skipped.
-    Every optimizer imports the compiler, so most programs have loaded it already.
 
     Args:
-        annotation: The owner of the hooks; held weakly.
+        install: Installs the hooks, now and after each tracing; returns the handle of each. More modules may be
+            compiled by then, so their places may differ.
     """
-    reference = weakref.ref(annotation)
-    _watched.setdefault(annotation, None)
-    hold = _callbacks.hold(annotation)
 
-    def remove() -> None:
-        owner = reference()
-        if owner is not None and _watched is not None:  # None while Python ends
-            _watched.pop(owner, None)
-            if owner in _paused:
-                _paused.remove(owner)
-        hold.remove()
+    def __init__(self, install: Callable[[], Iterable[Removable]]) -> None:
+        self._install = install
+        self._hooks: list[Removable] = []
+        _untraced[self] = None
+        follow_compiler()
+        self._resume()
 
-    return Handle(remove)
+    def _resume(self) -> None:
+        try:
+            for hook in self._install():
+                self._hooks.append(hook)
+        except BaseException:
+            self.remove()
+            raise
 
+    def _pause(self) -> None:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
 
-def _add_callbacks() -> None:
-    import torch._dynamo as dynamo
-
-    if _begin_tracing not in dynamo.callback_handler.start_callbacks:  # `torch._dynamo.reset` clears the callbacks
-        dynamo.on_compile_start(_begin_tracing)
-        dynamo.on_compile_end(_end_tracing)
-        skip_compiling_ranges()
-
-
-def _make_callbacks() -> list[Any]:
-    def remove() -> None:
-        import torch._dynamo as dynamo
-
-        handler = dynamo.callback_handler
-        for callbacks, callback in ((handler.start_callbacks, _begin_tracing), (handler.end_callbacks, _end_tracing)):
-            if callback in callbacks:
-                callbacks.remove(callback)
-
-    _add_callbacks()
-    return [Handle(remove)]
+    def remove(self) -> None:
+        """Remove the hooks for good; a second call does nothing."""
+        _untraced.pop(self, None)
+        self._pause()
+        handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
+        if handler is not None and not _untraced:
+            for callbacks, callback in _callbacks(handler):
+                if callback in callbacks:
+                    callbacks.remove(callback)
 
 
-_callbacks = Patches(_make_callbacks, _add_callbacks)
+_untraced: dict[Untraced, None] = {}
+"""Those with hooks, in the order in which they are installed."""
 
 
 def _begin_tracing(*arguments: Any) -> None:
     if arguments and getattr(getattr(arguments[0], "callback_trigger", None), "name", "DYNAMO") != "DYNAMO":
         return
-    _paused.extend(annotation for annotation in list(_watched) if annotation.pause())
+    for hooks in list(_untraced):
+        hooks._pause()
 
 
 def _end_tracing(*_arguments: Any) -> None:
-    while _paused:
-        _paused.pop(0).resume()
+    for hooks in list(_untraced):
+        if not hooks._hooks:
+            hooks._resume()
+
+
+def _callbacks(handler: Any) -> list[tuple[list[Any], Callable[..., None]]]:
+    return [(handler.start_callbacks, _begin_tracing), (handler.end_callbacks, _end_tracing)]
 
 
 class Guarded:

@@ -537,7 +537,6 @@ class Annotation(ABC):
 
         self._owner = weakref.ref(owner, gone)
         self._hooks: list[Removable] = []
-        self._held: list[Removable] = []
         annotated[owner] = self
         was_annotated = True
         if backend is not None:
@@ -549,47 +548,24 @@ class Annotation(ABC):
 
     @abstractmethod
     def _install(self, owner: Any) -> Iterable[Removable]:
-        """Install the hooks; yields the handle of each."""
-
-    def _hold(self, owner: Any) -> Iterable[Removable]:
-        """Apply changes to PyTorch that the hooks need; yields the handle of each."""
-        return ()
+        """Install the hooks, and what they need; yields the handle of each."""
 
     def enable(self) -> None:
         """Install the hooks, unless installed, because ranges are now emitted."""
         owner = self._owner()
-        if owner is None or mode == "off":
+        if owner is None or mode == "off" or self._hooks:
             return
         try:
-            if not self._held:
-                for change in self._hold(owner):
-                    self._held.append(change)
-            if not self._hooks:
-                for hook in self._install(owner):
-                    self._hooks.append(hook)
+            for hook in self._install(owner):
+                self._hooks.append(hook)
         except BaseException:
             self.disable()
             raise
 
     def disable(self) -> None:
         """Remove all hooks, because ranges are no longer emitted."""
-        self.pause()
-        changes, self._held = self._held, []
-        for change in changes:
-            change.remove()
-
-    def pause(self) -> bool:
-        """Remove the hooks while torch.compile traces; returns whether there were any."""
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
-            hook.remove()
-        return bool(hooks)
-
-    def resume(self) -> None:
-        """Install the hooks again after `pause`; more modules may be compiled now, so their places may differ."""
-        owner = self._owner()
-        if owner is not None and backend is not None and annotated.get(owner) is self:
-            self.enable()
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def remove(self) -> None:
         """Remove the annotation; a second call does nothing. The object can be annotated again."""

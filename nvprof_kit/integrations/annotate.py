@@ -22,9 +22,10 @@ from nvprof_kit._instrument.flops.count import count_second_step
 from nvprof_kit._instrument.patches import (
     Guarded,
     Patch,
+    Removable,
+    Untraced,
     after_import,
     never_fails,
-    pause_while_tracing,
     skip_compiling,
 )
 
@@ -119,9 +120,7 @@ class Watch(Guarded):
         self._loop = HostLoop(own_steps=True)
         self._loop.trains = False
         self._began = False
-        self._patches: list[Any] = []
-        self._paused: list[Any] = []
-        self._untraced: Any = None
+        self._patches: Untraced | None = None
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._quiet = 0
@@ -134,37 +133,19 @@ class Watch(Guarded):
         import torch
         from torch import nn
 
-        self._patches = [
-            Patch(nn.Module, "__call__", self._watching),
-            Patch(torch.optim.Optimizer, "__init__", self._noting_optimizer),
-        ]
+        def install() -> list[Removable]:
+            return [
+                Patch(nn.Module, "__call__", self._watching),
+                Patch(torch.optim.Optimizer, "__init__", self._noting_optimizer),
+            ]
 
-        def keep_out_of_traces(_dynamo: Any) -> None:
-            if self._patches:
-                self._untraced = pause_while_tracing(self)
-
-        after_import("torch._dynamo", keep_out_of_traces)
+        self._patches = Untraced(install)
         atexit.register(self.report)
-
-    def pause(self) -> bool:
-        """Remove the patches while torch.compile traces; returns whether they were installed."""
-        self._paused, self._patches = self._patches, []
-        for patch in self._paused:
-            patch.remove()
-        return bool(self._paused)
-
-    def resume(self) -> None:
-        """Install the patches again."""
-        if self._paused and not self._is_over():
-            self._patches = [patch.again() for patch in self._paused]
 
     def undo(self) -> None:
         """End the watch."""
-        self.pause()
-        self._paused = []
-        untraced, self._untraced = self._untraced, None
-        if untraced is not None:
-            untraced.remove()
+        if self._patches is not None:
+            self._patches.remove()
 
     def _is_over(self) -> bool:
         return self.broken or len(self.found) >= MOST or (bool(self.found) and self._quiet >= PATIENCE)

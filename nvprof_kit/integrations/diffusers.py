@@ -109,20 +109,20 @@ class _Points(LoopHooks):
         self._models = models
         super().__init__(loop)
 
-    def _install(self, owner: Any) -> list[Any]:
+    def _hook(self, loop: Any) -> list[Any]:
         hooks: list[Any] = []
         for name, model in self._models.items():
             if name.startswith(DENOISERS):
-                hooks += watch_calls(model, lambda *_call: owner.denoiser_called())
+                hooks += watch_calls(model, lambda *_call: loop.denoiser_called())
             elif name.startswith("vae") or hasattr(model, "decode"):
                 methods = [method for method in _VAE_METHODS if hasattr(model, method)]
                 for method in methods:
-                    begin_phase = functools.partial(owner.phase, f"{name} {method}")
-                    hooks.append(Patch(model, method, around(begin_phase, functools.partial(owner.phase, None))))
+                    begin_phase = functools.partial(loop.phase, f"{name} {method}")
+                    hooks.append(Patch(model, method, around(begin_phase, functools.partial(loop.phase, None))))
             else:
-                hooks += watch_calls(model, lambda *_call, name=name: owner.phase(name), lambda: owner.phase(None))
+                hooks += watch_calls(model, lambda *_call, name=name: loop.phase(name), lambda: loop.phase(None))
         if hasattr(self._pipe, "scheduler") and hasattr(self._pipe.scheduler, "step"):
-            hooks.append(Patch(self._pipe.scheduler, "step", functools.partial(_ending_step, owner, self._pipe)))
+            hooks.append(Patch(self._pipe.scheduler, "step", functools.partial(_ending_step, loop, self._pipe)))
         return hooks
 
 

@@ -24,7 +24,7 @@ from nvprof_kit._instrument.modules.calls import (
     put_around,
     wrappers,
 )
-from nvprof_kit._instrument.patches import Handle, Removable, pause_while_tracing
+from nvprof_kit._instrument.patches import Handle, Removable, Untraced
 from nvprof_kit._instrument.ranges.backward import recomputes
 from nvprof_kit._instrument.ranges.ranges import Layer, call_inside
 from nvprof_kit._instrument.ranks import mark_rank
@@ -116,13 +116,16 @@ class ModelAnnotation(Annotation):
                 stacklevel=4,
             )
 
-    def _hold(self, _owner: Any) -> Iterator[Removable]:
+    def _install(self, _owner: Any) -> Iterator[Removable]:
         mark_rank()
-        yield pause_while_tracing(self)
         yield recomputes.hold(self)
         yield followers.hold(self)
+        yield Untraced(self._range_calls)
 
-    def _install(self, owner: Any) -> Iterator[Removable]:
+    def _range_calls(self) -> Iterator[Handle]:
+        owner = self._owner()
+        if owner is None:
+            return
         compiled = Compiled(self._components or owner)
         layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
         regions = [layer.path for layer, module in self._ranged() if module in compiled.regions]

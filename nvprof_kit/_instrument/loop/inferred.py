@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -29,11 +30,11 @@ from nvprof_kit._instrument.patches import (
     Guarded,
     Patch,
     Removable,
+    Untraced,
     around,
     before,
     never_fails,
     nothing,
-    pause_while_tracing,
 )
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.session import Annotation
@@ -56,8 +57,16 @@ class LoopHooks(Annotation):
             if owner is not None:
                 owner.give_up(error)
 
-    def _hold(self, _owner: Any) -> Iterator[Removable]:
-        yield pause_while_tracing(self)
+    def _install(self, _loop: Any) -> list[Removable]:
+        def install() -> Iterable[Removable]:
+            loop = self._owner()
+            return () if loop is None else self._hook(loop)
+
+        return [Untraced(install)]
+
+    @abstractmethod
+    def _hook(self, loop: Any) -> Iterable[Removable]:
+        """Install the hooks; yields the handle of each."""
 
 
 class Points(LoopHooks):
@@ -74,17 +83,17 @@ class Points(LoopHooks):
         self.ends = ends
         super().__init__(loop)
 
-    def _install(self, owner: Any) -> Iterator[Removable]:
+    def _hook(self, loop: Any) -> Iterator[Removable]:
         for model in [model for reference in self._models if (model := reference()) is not None]:
-            yield from self._watch(owner, weakref.ref(model))
-        yield Patch(dataloader._BaseDataLoaderIter, "__next__", before(owner.fetching))
-        yield Patch(torch.autograd, "backward", around(owner.backward_begins, owner.backward_ends))
-        yield register_optimizer_step_pre_hook(lambda optimizer, *_call: owner.optimizer_begins(optimizer))
-        yield register_optimizer_step_post_hook(lambda *_call: owner.optimizer_ends())
+            yield from self._watch(loop, weakref.ref(model))
+        yield Patch(dataloader._BaseDataLoaderIter, "__next__", before(loop.fetching))
+        yield Patch(torch.autograd, "backward", around(loop.backward_begins, loop.backward_ends))
+        yield register_optimizer_step_pre_hook(lambda optimizer, *_call: loop.optimizer_begins(optimizer))
+        yield register_optimizer_step_post_hook(lambda *_call: loop.optimizer_ends())
 
-    def _watch(self, owner: Any, model: Any) -> list[Removable]:
-        after = (lambda: owner.call_ended(model())) if self.ends else nothing
-        return [*watch_calls(model(), lambda args, kwargs: owner.calling(model(), args, kwargs), after)]
+    def _watch(self, loop: Any, model: Any) -> list[Removable]:
+        after = (lambda: loop.call_ended(model())) if self.ends else nothing
+        return [*watch_calls(model(), lambda args, kwargs: loop.calling(model(), args, kwargs), after)]
 
 
 class Optimizers:

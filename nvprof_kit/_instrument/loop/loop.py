@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Handle, Patch, Removable, around, pause_while_tracing
+from nvprof_kit._instrument.patches import Patch, Removable, Untraced, around
 from nvprof_kit._instrument.ranges.layer_range import F, Scope, wrap
 from nvprof_kit._instrument.ranges.ranges import Block, Range
 from nvprof_kit._instrument.ranks import mark_rank
@@ -255,42 +255,18 @@ class generation:
         self._number = first
         self._phase_of = phase_of or prefill_or_decode
         self._open: list[Scope] = []
-        self._hooks: list[Handle] = []
-        self._kept: Handle | None = None
-        self._over = False
+        self._calls: Untraced | None = None
 
     def __enter__(self) -> generation:
-        self._over = False
-        if session.backend is not None:
-            self._kept = pause_while_tracing(self)
-        try:
-            self.resume()
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
+        from nvprof_kit._instrument.modules.calls import watch_calls
+
+        self._calls = Untraced(lambda: watch_calls(self._model, self._begin))
         return self
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
-        self.pause()
+        if self._calls is not None:
+            self._calls.remove()
         self._end()
-        self._over = True
-        pausing, self._kept = self._kept, None
-        if pausing is not None:
-            pausing.remove()
-
-    def pause(self) -> bool:
-        """Remove the hook while torch.compile traces; returns whether it was installed."""
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
-            hook.remove()
-        return bool(hooks)
-
-    def resume(self) -> None:
-        """Install the hook again."""
-        if not self._over:
-            from nvprof_kit._instrument.modules.calls import watch_calls
-
-            self._hooks = watch_calls(self._model, self._begin)
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if session.backend is None:

@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from nvprof_kit._instrument.memory.tensors import ACTIVATION, NONE, Held, Ledger, parts
 from nvprof_kit._instrument.modules.calls import put_around
-from nvprof_kit._instrument.patches import Handle, Stack, pause_while_tracing, uncompiled, uncompiled_itself
+from nvprof_kit._instrument.patches import Stack, Untraced, uncompiled, uncompiled_itself
 from nvprof_kit.names import strip_wrappers
 
 _innermost_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
@@ -80,31 +80,19 @@ class SavedTensors:
             for path, module in model.named_modules()
             if not isinstance(module, torch.jit.ScriptModule)
         ]
-        self._handles: list[Handle] = []
         self._hooks = torch.autograd.graph.saved_tensors_hooks(
             self._pack, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved
         )
-        self.resume()
-        self._pausing = pause_while_tracing(self)
+        self._followed = Untraced(  # a compiled module is one call
+            lambda: [put_around(module, partial(self._call, path, module)) for path, module in self._modules]
+        )
         self._hooks.__enter__()
 
     def remove(self) -> None:
         """Remove the hooks; saved tensors stay known until autograd releases them."""
         self._hooks.__exit__(None, None, None)
-        self._pausing.remove()
-        self.pause()
+        self._followed.remove()
         self._modules = []
-
-    def pause(self) -> bool:
-        """Leave the modules alone while the compiler traces; returns whether their calls were followed."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
-        return bool(handles)
-
-    def resume(self) -> None:
-        """Follow the calls of the modules; a compiled module is one call."""
-        self._handles = [put_around(module, partial(self._call, path, module)) for path, module in self._modules]
 
     def rows(self, ledger: Ledger) -> Iterator[Held]:
         """A row for each module and device: the bytes saved now that were not counted before."""

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Protocol, TypeVar, cast, overload
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import skip_compiling, skip_compiling_ranges, uncompiled_itself
+from nvprof_kit._instrument.patches import follow_compiler, skip_compiling, uncompiled_itself
 from nvprof_kit._instrument.ranges.ranges import Block, Layer, Range, call_inside, is_ranged
 from nvprof_kit._instrument.session import Backend
 from nvprof_kit.errors import UsageError, require
@@ -55,7 +55,7 @@ def wrap(function: T, block: Block | BlockOf) -> T:
         in_range = partial(runs, call)
         skip_compiling(block_of)
         forwarder = _forwarder(call, in_range, "def", "{}")
-    skip_compiling_ranges()
+    follow_compiler()
     skip_compiling(forwarder, callees=False)
     return cast(T, functools.wraps(call)(forwarder))
 
