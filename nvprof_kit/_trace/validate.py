@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.schema import TABLES, Trace
+from nvprof_kit._trace.schema import TABLES, Column, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -80,18 +83,7 @@ def check_tables(trace: Trace, named: Path, sources: Mapping[str, str], names: C
     for name in tables.keys() & {*names}:
         noun = f"{_NOUNS.get(name, name)} ({sources[name]})" if name in sources else _NOUNS.get(name, name)
         table, where = tables[name], f"{named}: {noun}"
-        for column, facts in TABLES[name].items():
-            if column not in table:
-                if not facts.optional:
-                    raise CaptureError(f"{where}: no column {column}; {AGAIN}")
-                continue
-            values = table[column]
-            if values.dtype != facts.dtype:
-                raise CaptureError(f"{where}: {column} is {values.dtype}, needed {facts.dtype}; {AGAIN}")
-            if facts.dtype == "category" and (nulls := int(np.count_nonzero(values.cat.codes.to_numpy() < 0))):
-                raise CaptureError(f"{where}: {column} is NULL in {nulls} rows; {AGAIN}")
-            if facts.bounds is not None:
-                check_bounds(f"{where}: {column}", values.to_numpy(), *facts.bounds)
+        check_columns(where, table, TABLES[name])
         if "end_ns" in table:
             start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
             if backwards := int(np.count_nonzero(end < start)):
@@ -102,6 +94,31 @@ def check_tables(trace: Trace, named: Path, sources: Mapping[str, str], names: C
                     f"{where}: start and end of {len(start)}: together they last {total / DAY_NS:,.0f} days, more than "
                     f"the {_EXACT_NS // DAY_NS} that can be added up; {AGAIN}"
                 )
+
+
+def check_columns(where: str, table: pd.DataFrame, columns: Mapping[str, Column]) -> None:
+    """Check the columns of a table by their schema.
+
+    Args:
+        where: File and table, for messages.
+        table: The table.
+        columns: The schema.
+
+    Raises:
+        CaptureError: A required column is missing, or one has another type, NULL, or a value outside of its bounds.
+    """
+    for name, column in columns.items():
+        if name not in table:
+            if not column.optional:
+                raise CaptureError(f"{where}: no column {name}; {AGAIN}")
+            continue
+        values = table[name]
+        if values.dtype != column.dtype:
+            raise CaptureError(f"{where}: {name} is {values.dtype}, needed {column.dtype}; {AGAIN}")
+        if column.dtype == "category" and (nulls := int(np.count_nonzero(values.cat.codes.to_numpy() < 0))):
+            raise CaptureError(f"{where}: {name} is NULL in {nulls} rows; {AGAIN}")
+        if column.bounds is not None:
+            check_bounds(f"{where}: {name}", values.to_numpy(), *column.bounds)
 
 
 def check_bounds(where: str, values: npt.NDArray[Any], low: float, high: float) -> None:

@@ -124,11 +124,12 @@ def _change_event(source: Path, target: Path, spot: Spot, way: str) -> None:
 
 def _holders(whole: Any, path: str) -> list[dict[str, Any]]:
     """The dicts at a path of keys; a list on the way stands for all its items."""
-    found = [whole]
+    values = [whole]
     for key in [*path.split("."), ""] if path else [""]:
-        found = [item for one in found for item in (one if isinstance(one, list) else [one])]
-        found = [one[key] for one in found if isinstance(one, dict) and key in one] if key else found
-    return [one for one in found if isinstance(one, dict)]
+        while any(isinstance(value, list) for value in values):
+            values = [item for value in values for item in (value if isinstance(value, list) else [value])]
+        values = [value[key] for value in values if isinstance(value, dict) and key in value] if key else values
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _keys(whole: Any, path: str = "") -> Iterator[Spot]:
@@ -140,6 +141,12 @@ def _keys(whole: Any, path: str = "") -> Iterator[Spot]:
             yield from _keys(whole, inner)
 
 
+_NEWER_KEYS = {"user_metadata", "frames", "nvprof_kit_stretches", "external_annotations", "is_expandable"} | {
+    "segment_pool_id", "requested_size", "time_us"
+}  # fmt: skip
+"""Keys of a snapshot that some versions of PyTorch do not write."""
+
+
 def _value_spots(path: Path) -> list[Spot]:
     return [
         spot for spot in _keys(json.loads(path.read_bytes())) if spot != ("ranges", "inside")
@@ -147,10 +154,12 @@ def _value_spots(path: Path) -> list[Spot]:
 
 
 def _change_values(source: Path, target: Path, spot: Spot, way: str) -> None:
-    whole = json.loads(source.read_bytes())
-    for holder in _holders(whole, spot[0]):
+    is_pickle = source.suffix == ".pickle"
+    whole = pickle.loads(source.read_bytes()) if is_pickle else json.loads(source.read_bytes())
+    holders = {id(holder): holder for holder in _holders(whole, spot[0])}  # a pickle shares frames
+    for holder in holders.values():
         mutate.change_value(holder, spot[1], way)
-    mutate.as_json(whole, target)
+    target.write_bytes(pickle.dumps(whole, protocol=4) if is_pickle else json.dumps(whole).encode())
 
 
 def _random_values(source: Path, target: Path, chance: random.Random) -> None:
@@ -271,6 +280,8 @@ KINDS = {
         (_table("memory"), _table("memory", "--by", "stack"), ("memory", _FILE)),
         lambda seed, folder: _unpacked(f"{seed}.pickle", folder / "run.pickle"),
         _mostly(_random_pickle, 0.9),
+        lambda path: [spot for spot in _keys(pickle.loads(path.read_bytes())) if spot[1] not in _NEWER_KEYS],
+        _change_values,
     ),
     "ncu": Kind(
         ("ncu/own-2025.3", "ncu/range-2025.3", "ncu/communication-2025.3", "ncu/roofline-details-2025.3"),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit.names import (
@@ -61,17 +60,10 @@ def _read(label: str) -> tuple[str, str, int | None]:
     return NO_LAYER, NO_PHASE if range_.category is Category.STEP else range_.text, step
 
 
-def stack_texts(stacks: Mapping[int, Frames], rows: npt.NDArray[np.int64]) -> list[str]:
-    """The stack of each of these events in a line: the innermost `_DEPTH` frames outside PyTorch."""
-    texts: dict[tuple[int, ...], str] = {}
-    ordered = []
-    for row in rows.tolist():  # only blocks held at one moment: thousands, not the millions of events
-        frames = stacks.get(row, [])
-        key = tuple(map(id, frames))
-        if key not in texts:
-            texts[key] = _line(frames)
-        ordered.append(texts[key])
-    return ordered
+def stack_texts(stacks: Sequence[Frames], numbers: pd.Series[int]) -> list[str]:
+    """The stack of each of these numbers in a line: the innermost `_DEPTH` frames outside PyTorch."""
+    text_of = {number: _line(stacks[number] if number >= 0 else []) for number in numbers.unique().tolist()}
+    return numbers.map(text_of).tolist()
 
 
 def _line(frames: Frames) -> str:

@@ -169,8 +169,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
         CaptureError: The snapshot has nothing of this device, or nothing at all.
     """
     device = _device(snapshot, device)
-    rows = np.flatnonzero((snapshot.events["device"] == device).to_numpy())
-    events = snapshot.events.iloc[rows]
+    events = snapshot.events[snapshot.events["device"] == device]
     segments = segment_table(snapshot.segments, snapshot.blocks, device)
     freed = "free_requested" if "free_requested" in events["action"].cat.categories else "free_completed"
     blocks, on_device = snapshot.blocks, (snapshot.segments["device"] == device).to_numpy()
@@ -187,7 +186,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
     ]
     before = summary.peak_bytes - int(at_peak["size_bytes"].sum())
     left = allocations[(allocations["start"] >= 0) & (allocations["end"] == len(events)) & allocations["step"].notna()]
-    left = left.assign(stack=stack_texts(snapshot.stacks, rows[left["start"].to_numpy()]))
+    left = left.assign(stack=stack_texts(snapshot.stacks, events["stack"].iloc[left["start"]]))
     places = left.groupby(["layer", "phase", "stack"], observed=True, sort=False)
     leaks = places.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
     leaks = leaks[leaks["steps"] >= _LEAK_STEPS]
@@ -195,7 +194,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
     leaks = leaks.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
     named = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
     summary = replace(summary, labelled=named / max(summary.peak_bytes, 1))
-    stacks = stack_texts(snapshot.stacks, rows[at_peak["start"].to_numpy()])
+    stacks = stack_texts(snapshot.stacks, events["stack"].iloc[at_peak["start"]])
     return Memory(
         snapshot.path,
         summary,
