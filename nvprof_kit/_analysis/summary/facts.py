@@ -1,4 +1,8 @@
-"""Data that the views of a summary share, each computed once."""
+"""Data that the views of a summary share, each computed once.
+
+The tables of all views have a column ``step``, the step instance (`NONE` outside steps), until they are `finished`; it
+is 0 in all rows where views have no row per step.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,14 @@ class Facts(Operations):
     Args:
         operations: Its operations.
         by_step: Whether views have one row per step.
+        sort: Column to sort a view's rows by, where it has it.
         steps: The steps to include.
     """
 
-    def __init__(self, operations: Operations, by_step: bool, steps: StepOptions) -> None:
+    def __init__(self, operations: Operations, by_step: bool, sort: str, steps: StepOptions) -> None:
         super().__init__(operations.trace, operations=operations)
-        self.by_step, self._steps = by_step, steps
+        self.by_step, self.sort, self._steps = by_step, sort, steps
+        self.duration: Int64Array = (self.trace.ops["end_ns"] - self.trace.ops["start_ns"]).to_numpy()
 
     @cached_property
     def choice(self) -> StepChoice:
@@ -39,37 +45,11 @@ class Facts(Operations):
         return choose_steps(self.trace, self.attribution, self._steps)
 
     @cached_property
-    def counted(self) -> npt.NDArray[np.bool_]:
+    def is_included(self) -> npt.NDArray[np.bool_]:
         """Which operations are included: those of the selected steps, by default all but warm-up, shape ``(n,)``."""
         if not len(self.ranges.steps):
             return np.ones(len(self.trace.ops), dtype=bool)  # no operation needs to be attributed
         return self.choice.of_ops(self.attribution)
-
-    @property
-    def step_count(self) -> int:
-        """Number of included steps."""
-        return self.choice.count if len(self.ranges.steps) else 0
-
-    @property
-    def all_steps(self) -> int:
-        """Number of steps in the capture."""
-        return len(self.choice.shown) if self.step_count else 0
-
-    def included(self, instance: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which of these step instances are included; -1 stands for outside steps."""
-        of_instance: npt.NDArray[np.bool_] = np.append(self.choice.shown, self.choice.is_whole)[instance]
-        return of_instance
-
-    @property
-    def counted_windows(self) -> Int64Array:
-        """The included windows."""
-        return np.flatnonzero(self.included(self.windows.instance))
-
-    @property
-    def wall_ns(self) -> int:
-        """Total duration of these windows over all devices; never 0."""
-        windows = self.counted_windows
-        return max(int((self.windows.end - self.windows.start)[windows].sum()), 1)
 
     @cached_property
     def windows(self) -> Windows:
@@ -81,36 +61,44 @@ class Facts(Operations):
         """The activity of the host threads."""
         return HostCalls(self.trace)
 
-    @cached_property
-    def duration(self) -> Int64Array:
-        """Duration of each operation, in ns."""
-        duration_ns: Int64Array = (self.trace.ops["end_ns"] - self.trace.ops["start_ns"]).to_numpy()
-        return duration_ns
-
     @property
     def gpu_ns(self) -> int:
         """Sum of the durations of the included operations."""
-        return int(self.duration[self.counted].sum())
+        return int(self.duration[self.is_included].sum())
 
-    @property
-    def step_columns(self) -> list[str]:
-        """``step``, the step instance, if views have one row per step."""
-        return ["step"] if self.by_step else []
+    def included(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Those of some rows whose step instance is included."""
+        is_included = np.append(self.choice.shown, self.choice.is_whole)[rows["step"].to_numpy()]
+        included: pd.DataFrame = rows[is_included] if self.by_step else rows[is_included].assign(step=0)
+        return included
+
+    def ops(self, rows: Int64Array) -> pd.DataFrame:
+        """One row per operation: step, duration of the launching call, own duration."""
+        import pandas as pd
+
+        trace, host = self.trace, self.host
+        if trace.calls is None and "duration_ns" in trace.api:  # only the launching calls were read
+            launch_ns = np.append(trace.api["duration_ns"].to_numpy(), 0)[trace.launching_calls[rows]]
+        else:
+            launch_ns = (host.end - host.start)[host.of_op[rows]]
+        step = self.attribution.step[rows].astype(np.int64) if self.by_step else 0
+        frame: pd.DataFrame = pd.DataFrame({"step": step, "cpu": launch_ns, "gpu": self.duration[rows]})
+        return frame
 
     def step_of_calls(self, calls: Int64Array) -> Int64Array:
         """The step instance of each given host call: on its thread, else on the one other thread of its process that is
         in a step; -1 if there is none.
         """
         ranges, host = self.attribution.ranges, self.host
-        tid, call_start = host.tid[calls], host.start[calls]
-        step = ranges.step_at(ranges.nesting.innermost(tid, call_start))
+        pid, tid, start = host.pid[calls], host.tid[calls], host.start[calls]
+        step = ranges.step_at(ranges.nesting.innermost(tid, start))
         unattributed = np.flatnonzero(step == NONE)
-        enclosing = Elsewhere(ranges, ranges.step >= 0).open_at(
-            host.pid[calls[unattributed]], tid[unattributed], call_start[unattributed]
-        )
+        steps_elsewhere = Elsewhere(ranges, ranges.step >= 0)
+        enclosing = steps_elsewhere.open_at(pid[unattributed], tid[unattributed], start[unattributed])
         step[unattributed] = np.append(ranges.step, NONE)[enclosing]
         return step
 
+    @cached_property
     def states(self) -> pd.DataFrame:
         """The time of each device in each state, summed (by step)."""
         import pandas as pd
@@ -125,12 +113,9 @@ class Facts(Operations):
                 "wall_ns": self.windows.end - self.windows.start,
                 **{f"{state}_ns": active.state_ns[:, position] for position, state in enumerate(STATES)},
                 "comm_ns": active.comm,
-                "copy_ns": active.copy,
             }
         )
-        keys = [*self.step_columns, "process", "device"]
-        frame = frame.iloc[self.counted_windows].drop(columns=[] if self.by_step else ["step"])
-        summed: pd.DataFrame = frame.groupby(keys, dropna=False).sum().reset_index()
+        summed: pd.DataFrame = self.included(frame).groupby(["step", "process", "device"], as_index=False).sum()
         return summed
 
     def busy(self, intervals: pd.DataFrame, length: str, **names: str) -> pd.DataFrame:
@@ -142,76 +127,59 @@ class Facts(Operations):
             names: Further columns of the result.
 
         Returns:
-            A row for each step if views have one, else one; none without intervals: ``step``, ``calls``, the length.
+            A row for each step: ``step``, ``calls``, the length.
         """
         import pandas as pd
 
-        intervals = intervals[self.included(intervals["step"].to_numpy())]
-        steps, group = np.unique(intervals["step"] if self.by_step else np.zeros(len(intervals)), return_inverse=True)
-        lane = np.unique(intervals["lane"], return_inverse=True)[1]
-        start, end = (intervals[name].to_numpy() for name in ("start", "end"))
+        intervals = self.included(intervals)
+        start, end, step = (intervals[name].to_numpy(dtype=np.int64) for name in ("start", "end", "step"))
+        steps, group = np.unique(step, return_inverse=True)
+        lane = pd.factorize(intervals["lane"])[0]
         is_call = intervals["is_call"] if "is_call" in intervals else np.ones(len(intervals))
-        table = pd.DataFrame(
-            {
-                "step": steps.astype(np.int64),
-                "calls": np.bincount(group, weights=is_call, minlength=len(steps)).astype(np.int64),
-                length: union_lengths(start, end, lane, group, len(steps)) if len(steps) else group,
-            }
-        )
-        named: pd.DataFrame = table.assign(**names)
-        return named
+        calls = np.bincount(group, weights=is_call, minlength=len(steps)).astype(np.int64)
+        length_ns = union_lengths(start, end, lane, group, len(steps)) if len(steps) else group
+        table: pd.DataFrame = pd.DataFrame({"step": steps, "calls": calls, length: length_ns, **names})
+        return table
 
     def busy_ops(self, ops: Int64Array, **names: str) -> pd.DataFrame:
         """The same of operations, on their devices."""
-        intervals = self.trace.ops[["start_ns", "end_ns"]].iloc[ops]
-        intervals = intervals.set_axis(["start", "end"], axis=1).assign(
-            lane=self.windows.of_op[ops],
-            step=self.attribution.step[ops].astype(np.int64),
-            is_call=begins(self.trace.ops)[ops],
-        )
+        intervals = self.trace.ops[["start_ns", "end_ns"]].iloc[ops].set_axis(["start", "end"], axis=1)
+        step, is_call = self.attribution.step[ops].astype(np.int64), begins(self.trace.ops)[ops]
+        intervals = intervals.assign(lane=self.windows.of_op[ops], step=step, is_call=is_call)
         return self.busy(intervals, "gpu_total_ns", **names)
 
-    def with_ratios(self, table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-        """The named columns, and CPU and GPU time with their shares of the wall time."""
-        columns = ["step", *names, "cpu_total_ns", "gpu_total_ns"]
-        filled = (
-            table.reindex(columns=columns)
-            .fillna(0)
-            .astype({name: "int64" for name in columns if name not in ("event", "part")})
-        )
-        for side in ("cpu", "gpu"):
-            filled[f"{side}_ratio"] = filled[f"{side}_total_ns"] / self.wall_ns
-        plain: pd.DataFrame = filled.reset_index(drop=True)
-        return plain
+    def with_ratios(self, tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
+        """The named columns of some tables, and CPU and GPU time with their shares of the wall time of all devices."""
+        import pandas as pd
 
-    def statistics(self, frame: pd.DataFrame, by: Sequence[str], total_ns: int) -> pd.DataFrame:
+        names = [*names, "cpu_total_ns", "gpu_total_ns"]
+        table: pd.DataFrame = pd.concat(tables, ignore_index=True).reindex(columns=["step", *names]).fillna(0)
+        table[names[1:]] = table[names[1:]].astype("int64")
+        wall_ns = max(int(self.states["wall_ns"].sum()), 1)
+        table["cpu_ratio"], table["gpu_ratio"] = table["cpu_total_ns"] / wall_ns, table["gpu_total_ns"] / wall_ns
+        return table
+
+    def statistics(self, frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
         """Calls, and total, avg, max, min, p50, p95 and ratio of the columns ``cpu`` and ``gpu``, grouped by columns;
-        the costliest first, by GPU time, or by CPU time if there is none.
+        the costliest first, by the column to sort by, else by GPU time, or by CPU time if there is none.
 
         Args:
             frame: One row per item: the columns of `by`, ``cpu`` and ``gpu`` in ns, and ``step``.
             by: The columns to group by.
-            total_ns: Denominator of the GPU time ratio; that of the CPU time ratio is the view's total.
         """
-        keys = [*self.step_columns, *by]
-        groups = frame.groupby(keys, observed=True, sort=False, dropna=False)
+        groups = frame.groupby(["step", *by], observed=True, sort=False, dropna=False)
         table: pd.DataFrame = groups.size().rename("calls").reset_index()
+        names = {"sum": "total", "mean": "avg", "max": "max", "min": "min", "median": "p50"}
         for side in ("cpu", "gpu"):
-            of_side = groups[side]
-            total = of_side.sum().to_numpy()
-            statistics = {
-                "total": total,
-                "avg": np.rint(total / table["calls"].to_numpy()),
-                "max": of_side.max(),
-                "min": of_side.min(),
-                "p50": np.rint(of_side.quantile(0.5)),
-                "p95": np.rint(of_side.quantile(0.95)),
-            }
-            for name, values in statistics.items():
-                table[f"{side}_{name}_ns"] = np.asarray(values).astype(np.int64)
-            table[f"{side}_ratio"] = total / max(int(total.sum()) if side == "cpu" else total_ns, 1)
+            times = groups[side].agg([*names]).rename(columns=names).assign(p95=groups[side].quantile(0.95))
+            table = table.join(
+                times.round().astype("int64").reset_index(drop=True).add_prefix(f"{side}_").add_suffix("_ns")
+            )
+            total = table[f"{side}_total_ns"]
+            table[f"{side}_ratio"] = total / max(int(total.sum()) if side == "cpu" else self.gpu_ns, 1)
         cost = "gpu_total_ns" if table["gpu_total_ns"].any() else "cpu_total_ns"
-        ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", ignore_index=True)
+        keys = [self.sort, cost] if self.sort in table else [cost]
+        ranked: pd.DataFrame = table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
         return ranked
 
     def finished(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -220,14 +188,11 @@ class Facts(Operations):
         """
         import pandas as pd
 
+        instance = pd.Series(table.pop("step"), dtype="Int64").replace(NONE, pd.NA)
         if not self.by_step:
-            plain: pd.DataFrame = table.drop(columns=["step"], errors="ignore")
-            return plain
-        instance, steps = table["step"].to_numpy().astype(np.int64), self.attribution.ranges.steps
-        order = np.argsort(np.where(instance < 0, len(steps), instance), kind="stable")
-        instance = instance[order]
-        numbered: pd.DataFrame = table.iloc[order].reset_index(drop=True).drop(columns="step")
-        numbers = np.append(steps, 0)[instance]
-        for position, (name, values) in enumerate({"step": numbers, "instance": instance}.items()):
-            numbered.insert(position, name, pd.Series(values, dtype="Int64").mask(instance < 0))
-        return numbered
+            return table
+        numbers = pd.Series(dict(enumerate(self.attribution.ranges.steps.tolist())), dtype="Int64")
+        table.insert(0, "step", instance.map(numbers).astype("Int64"))
+        table.insert(1, "instance", instance)
+        ordered: pd.DataFrame = table.sort_values("instance", kind="stable", ignore_index=True)
+        return ordered

@@ -1,40 +1,23 @@
-"""Eight summaries of a capture: device, overview, model, distributed, operator, kernel, memory, user.
-
-In views of wall time (device, overview, busy time in model, distributed), overlapping time counts once; in views of
-individual items (operator, kernel, memory, user), each item counts in full.
-"""
+"""Eight summaries of a capture: device, overview, model, distributed, operator, kernel, memory, user."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import NONE
-from nvprof_kit._analysis.attribution.ranges import steps_around
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._analysis.breakdown.transfers import first_collective
-from nvprof_kit._analysis.layers.sums import inside_its_like
+from nvprof_kit._analysis.layers.layers import BY_STEP
+from nvprof_kit._analysis.layers.layers import COLUMNS as LAYER_COLUMNS
 from nvprof_kit._analysis.summary.facts import Facts
-from nvprof_kit._analysis.summary.views import COLUMNS as VIEW_COLUMNS
-from nvprof_kit._analysis.summary.views import (
-    NO_CPU,
-    device_view,
-    kernel_view,
-    memory_view,
-    operator_view,
-    sorted_operators,
-    user_view,
-)
+from nvprof_kit._analysis.summary.views import VIEWS
+from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, table_named
-from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo
+from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import Category
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,9 +33,94 @@ def needed(views: Sequence[str], steps: StepOptions) -> tuple[str, ...]:
     return _OF_KERNELS if views and set(views) == {"kernel"} and steps == ALL_STEPS else OPTIONAL
 
 
-MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
-"""The parts in the model view; `data` is the data loader."""
+NO_CPU = (
+    "CPU utilization was not recorded: nsys records it with --cpuctxsw=process-tree (which needs the right to use "
+    "perf events; check with nsys status -e)"
+)
+"""What to do if the capture has no CPU data."""
 
+_STATISTICS: Columns = {
+    "calls": Column("number of calls"),
+    **{
+        f"{clock}_{name}_ns": Column(f"{meaning}, in ns", "ns")
+        for clock, time in (("cpu", "CPU time"), ("gpu", "GPU time"))
+        for name, meaning in (
+            ("total", f"{time}, sum over the calls"),
+            ("avg", "mean over the calls"),
+            ("max", "maximum"),
+            ("min", "minimum"),
+            ("p50", "median"),
+            ("p95", "95th percentile"),
+        )
+    },
+    "cpu_ratio": Column("`cpu_total_ns` divided by that of the capture", "share", kind="float"),
+    "gpu_ratio": Column("`gpu_total_ns` divided by that of the capture", "share", kind="float"),
+}
+_BY_STEP: Columns = {name: LAYER_COLUMNS[name] for name in BY_STEP}
+_GPU: Columns = {
+    "process": Column("index of the process in the capture; missing for a CPU used by several"),
+    "device": Column("device ordinal in the process; missing for a CPU"),
+    "wall_ns": Column("duration of the recording, in ns", "ns"),
+}
+
+VIEW_COLUMNS: Mapping[str, Columns] = {
+    "device": {
+        **_BY_STEP,
+        **_GPU,
+        "name": Column("name of the GPU, `CPU`, or `CPU operators` in a capture without a GPU", kind="str"),
+        "busy_ns": Column("time in which it was busy, in ns; missing without context switches", "ns"),
+        "utilisation": Column("`busy_ns` over `wall_ns`; above 1 for several threads on a CPU", "share", kind="float"),
+    },
+    "overview": {
+        **_BY_STEP,
+        "event": Column("kind of activity; overlapping time counts once", kind="str"),
+        **_STATISTICS,
+    },
+    "model": {
+        **_BY_STEP,
+        "part": Column("part of the loop", kind="str"),
+        "gpu_ops": Column("number of GPU operations"),
+        **_STATISTICS,
+    },
+    "distributed": {
+        **_BY_STEP,
+        **_GPU,
+        "compute_ns": Column("time in which it computed, in ns", "ns"),
+        "comm_ns": Column("time in which it communicated, in ns", "ns"),
+        "overlap_ns": Column("time of both, in ns", "ns"),
+        "exposed_comm_ns": Column("exposed communication, in ns", "ns"),
+        "comm_ratio": Column("`comm_ns` over `wall_ns`", "share", kind="float"),
+        "overlap_ratio": Column("`overlap_ns` over `comm_ns`", "share", kind="float"),
+    },
+    "operator": {
+        **_BY_STEP,
+        "operator": Column("name of the operator", kind="str"),
+        "kernel": Column("a kernel that it launched; '' for the operator itself", kind="str"),
+        **_STATISTICS,
+    },
+    "kernel": {
+        **_BY_STEP,
+        "name": Column("name of the kernel", kind="str"),
+        "kernel_class": Column("its class", kind="str"),
+        "family": Column("the rule that classified it", kind="str"),
+        **_STATISTICS,
+    },
+    "memory": {
+        **_BY_STEP,
+        "copy": Column("direction of the copy, or memset", kind="str"),
+        "memory": Column("host memory, '' if none", kind="str"),
+        **_STATISTICS,
+        "bytes": Column("sum of their bytes", "bytes"),
+        "gb_per_s": Column("10^9 bytes per second", "gb_per_s", kind="float"),
+    },
+    "user": {
+        **_BY_STEP,
+        "range": Column("text of the range", kind="str"),
+        "category": Column("its category", kind="str"),
+        **_STATISTICS,
+    },
+}
+"""The columns of each view; an answer has a subset."""
 
 _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "device": (("busy_ns",), ("name", "process", "device")),
@@ -125,102 +193,26 @@ def summary(
         sort: Column to sort the rows by, descending; by default each view's own order.
         steps: The steps to include, by default all but warm-up.
     """
-    facts, trace = Facts(operations, by_step, steps), operations.trace
+    facts, trace = Facts(operations, by_step, sort, steps), operations.trace
     tables = {name: facts.finished(VIEWS[name](facts)) for name in views or VIEWS}
     for name, table in tables.items():
-        if "operator" in table and sort in table:
-            tables[name] = sorted_operators(table, sort)
-        elif sort in table:
+        if sort in table and name != "operator":  # its kernels stay below each operator
             tables[name] = table.sort_values(sort, ascending=False, kind="stable", ignore_index=True)
+    included = facts.choice.shown if len(facts.ranges.steps) else ()
     return Summary(
         views=tables,
         notes={name: _note(name, table, trace.info) for name, table in tables.items()},
-        steps=facts.step_count,
-        all_steps=facts.all_steps,
+        steps=sum(included),
+        all_steps=len(included) if any(included) else 0,
         warnings=(
             *trace.info.warnings,
             *facts.classes.warnings(facts.gpu_ns),
             *join_warnings(trace, facts.ranges),
-            *first_collective(facts.trace, facts.classes, facts.counted),
+            *first_collective(trace, facts.classes, facts.is_included),
         ),
         info=trace.info,
     )
 
-
-def _overview(facts: Facts) -> pd.DataFrame:
-    """Wall time by kind of event, summed over devices and threads; overlapping time counts once per row."""
-    import pandas as pd
-
-    kind, host = facts.trace.ops["kind"].to_numpy(), facts.host
-    is_comm = facts.classes.is_a("comm")
-    of_ops = {"kernel": (kind == OP_KINDS.index("kernel")) & ~is_comm, "communication": is_comm}
-    of_ops |= {name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")}
-    of_calls = {"CUDA API": ~(host.overhead | host.operator | host.system)[:-1], "profiler": host.overhead[:-1]}
-    unions = [facts.busy_ops(np.flatnonzero(mask), event=name) for name, mask in of_ops.items()]
-    for name, mask in of_calls.items():
-        calls = np.flatnonzero(mask)
-        columns = {"start": host.start, "end": host.end, "lane": host.tid}
-        intervals = pd.DataFrame({column: values[calls] for column, values in columns.items()})
-        intervals = intervals.assign(step=facts.step_of_calls(calls))
-        unions.append(facts.busy(intervals, "cpu_total_ns", event=name))
-    return facts.with_ratios(pd.concat(unions), ["event", "calls"])
-
-
-def _model(facts: Facts) -> pd.DataFrame:
-    """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time."""
-    import pandas as pd
-
-    ranges = facts.attribution.ranges
-    part_of_op = np.array([_part(phase) for phase in facts.attribution.phases])[facts.attribution.phase]
-    phases = pd.Series(ranges.phase_text).str.lower()
-    is_phase = ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA))
-    part_of_range = phases.map(_part).where(is_phase, NONE).to_numpy(np.int64)
-    is_call = ranges.first & ~inside_its_like(part_of_range, ranges)
-    for code, model_part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
-        is_named = (phases == model_part).to_numpy()
-        if (is_named & (part_of_range == code)).any():
-            is_call &= is_named | (part_of_range != code)
-    columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
-    intervals = pd.DataFrame({**columns, "step": steps_around(ranges, np.arange(len(ranges.start)))})
-    tables = []
-    for code, model_part in enumerate(MODEL_PARTS):
-        gpu = facts.busy_ops(np.flatnonzero(part_of_op == code), part=model_part)
-        cpu = facts.busy(intervals[part_of_range == code], "cpu_total_ns", part=model_part)
-        tables.append(gpu.rename(columns={"calls": "gpu_ops"}).merge(cpu, on=["step", "part"], how="outer", sort=False))
-    return facts.with_ratios(pd.concat(tables), ["part", "calls", "gpu_ops"])
-
-
-def _part(phase: str) -> int:
-    is_known = {"dataloader": "data", "zero_grad": "optimizer"}.get(phase.lower(), phase.lower())
-    return MODEL_PARTS.index(is_known) if is_known in MODEL_PARTS else MODEL_PARTS.index("other")
-
-
-def _distributed(facts: Facts) -> pd.DataFrame:
-    """Compute, communication and their overlap on every GPU, in wall time."""
-    table = facts.states()
-    if not facts.trace.info.on_gpu:
-        table = table[table["comm_ns"] > 0].assign(device=None)
-    table["overlap_ns"] = table["comm_ns"] - table["exposed_comm_ns"]
-    table["comm_ratio"] = table["comm_ns"] / table["wall_ns"].clip(lower=1)
-    table["overlap_ratio"] = (table["overlap_ns"] / table["comm_ns"]).where(table["comm_ns"] > 0, 0.0)
-    names = ["wall_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_comm_ns", "comm_ratio", "overlap_ratio"]
-    view: pd.DataFrame = table[[*facts.step_columns, "process", "device", *names]]
-    return view
-
-
-VIEWS: Mapping[str, Callable[[Facts], Any]] = MappingProxyType(
-    {
-        "device": device_view,
-        "overview": _overview,
-        "model": _model,
-        "distributed": _distributed,
-        "operator": operator_view,
-        "kernel": kernel_view,
-        "memory": memory_view,
-        "user": user_view,
-    }
-)
-"""The views by name."""
 
 _NOTES = {
     "device": "a GPU is busy while anything runs on it; the CPU's utilisation counts cores: 200 % are two all the time",

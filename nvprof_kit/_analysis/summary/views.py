@@ -1,167 +1,73 @@
-"""The views of individual items: operators with their kernels, kernels, copies, and ranges."""
+"""The eight views, each a function of the capture's facts.
+
+In views of wall time (device, overview, busy time in model, distributed), overlapping time counts once; in views of
+individual items (operator, kernel, memory, user), each item counts in full.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, exact_sums, nest, whole_calls
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
-from nvprof_kit._analysis.layers.layers import BY_STEP
-from nvprof_kit._analysis.layers.layers import COLUMNS as LAYER_COLUMNS
+from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts
-from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import PHASE_CATEGORIES, Category
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
+"""The parts in the model view; `data` is the data loader."""
 
-NO_CPU = (
-    "CPU utilization was not recorded: nsys records it with --cpuctxsw=process-tree (which needs the right to use "
-    "perf events; check with nsys status -e)"
-)
-"""What to do if the capture has no CPU data."""
-
-_STATISTICS: Columns = {
-    "calls": Column("number of calls"),
-    **{
-        f"{clock}_{name}_ns": Column(f"{meaning}, in ns", "ns")
-        for clock, time in (("cpu", "CPU time"), ("gpu", "GPU time"))
-        for name, meaning in (
-            ("total", f"{time}, sum over the calls"),
-            ("avg", "mean over the calls"),
-            ("max", "maximum"),
-            ("min", "minimum"),
-            ("p50", "median"),
-            ("p95", "95th percentile"),
-        )
-    },
-    "cpu_ratio": Column("`cpu_total_ns` divided by that of the capture", "share", kind="float"),
-    "gpu_ratio": Column("`gpu_total_ns` divided by that of the capture", "share", kind="float"),
-}
-_BY_STEP: Columns = {name: LAYER_COLUMNS[name] for name in BY_STEP}
-_GPU: Columns = {
-    "process": Column("index of the process in the capture; missing for a CPU used by several"),
-    "device": Column("device ordinal in the process; missing for a CPU"),
-    "wall_ns": Column("duration of the recording, in ns", "ns"),
-}
-
-COLUMNS: Mapping[str, Columns] = {
-    "device": {
-        **_BY_STEP,
-        **_GPU,
-        "name": Column("name of the GPU, `CPU`, or `CPU operators` in a capture without a GPU", kind="str"),
-        "busy_ns": Column("time in which it was busy, in ns; missing without context switches", "ns"),
-        "utilisation": Column("`busy_ns` over `wall_ns`; above 1 for several threads on a CPU", "share", kind="float"),
-    },
-    "overview": {
-        **_BY_STEP,
-        "event": Column("kind of activity; overlapping time counts once", kind="str"),
-        **_STATISTICS,
-    },
-    "model": {
-        **_BY_STEP,
-        "part": Column("part of the loop", kind="str"),
-        "gpu_ops": Column("number of GPU operations"),
-        **_STATISTICS,
-    },
-    "distributed": {
-        **_BY_STEP,
-        **_GPU,
-        "compute_ns": Column("time in which it computed, in ns", "ns"),
-        "comm_ns": Column("time in which it communicated, in ns", "ns"),
-        "overlap_ns": Column("time of both, in ns", "ns"),
-        "exposed_comm_ns": Column("exposed communication, in ns", "ns"),
-        "comm_ratio": Column("`comm_ns` over `wall_ns`", "share", kind="float"),
-        "overlap_ratio": Column("`overlap_ns` over `comm_ns`", "share", kind="float"),
-    },
-    "operator": {
-        **_BY_STEP,
-        "operator": Column("name of the operator", kind="str"),
-        "kernel": Column("a kernel that it launched; '' for the operator itself", kind="str"),
-        **_STATISTICS,
-    },
-    "kernel": {
-        **_BY_STEP,
-        "name": Column("name of the kernel", kind="str"),
-        "kernel_class": Column("its class", kind="str"),
-        "family": Column("the rule that classified it", kind="str"),
-        **_STATISTICS,
-    },
-    "memory": {
-        **_BY_STEP,
-        "copy": Column("direction of the copy, or memset", kind="str"),
-        "memory": Column("host memory, '' if none", kind="str"),
-        **_STATISTICS,
-        "bytes": Column("sum of their bytes", "bytes"),
-        "gb_per_s": Column("10^9 bytes per second", "gb_per_s", kind="float"),
-    },
-    "user": {
-        **_BY_STEP,
-        "range": Column("text of the range", kind="str"),
-        "category": Column("its category", kind="str"),
-        **_STATISTICS,
-    },
-}
-"""The columns of each view; an answer has a subset."""
-
-_COLUMNS = ("process", "device", "name", "wall_ns", "busy_ns", "utilisation")
+_PART_OF_PHASE = {part: part for part in MODEL_PARTS} | {"dataloader": "data", "zero_grad": "optimizer"}
 
 
-def device_view(facts: Facts) -> pd.DataFrame:
+def device(facts: Facts) -> pd.DataFrame:
     """Wall time and busy time of every GPU, and CPU time over the same period: of each process that uses a GPU, and of
-    all other processes together. CPU time is summed over threads and can exceed the wall time. Without a GPU, the time
-    in which a process's operators ran, and CPU time if it was recorded.
+    all other processes together, such as data loader workers. CPU time is summed over threads and can exceed the wall
+    time. Without a GPU, the time in which a process's operators ran, and CPU time if it was recorded.
     """
     import pandas as pd
 
-    parts = [_gpus(facts), *([_cpus(facts)] if facts.trace.info.on_gpu or facts.trace.scheduled is not None else [])]
-    table: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    table = table.astype({"process": "Int64", "device": "Int64", "wall_ns": "Int64", "busy_ns": "Int64"})
-    table["utilisation"] = (table["busy_ns"] / table["wall_ns"].clip(lower=1)).astype("Float64")
-    view: pd.DataFrame = table[[*facts.step_columns, *_COLUMNS]]
+    info, devices, scheduled = facts.trace.info, facts.windows.devices, facts.trace.scheduled
+    scheduled = scheduled if scheduled is not None and len(scheduled) else None
+    table = facts.states.assign(busy_ns=facts.states["wall_ns"] - facts.states["idle_ns"])
+    if info.on_gpu:
+        table["name"] = table["device"].map(info.gpu_name)
+    else:
+        table = table.assign(name="CPU operators", device=None)
+    tables = [table]
+    if info.on_gpu or facts.trace.scheduled is not None:
+        first = {of_process.pid: position for position, of_process in reversed([*enumerate(devices)])}
+        for pid, position in sorted(first.items(), key=lambda item: item[1]):
+            running = scheduled[scheduled["pid"] == pid] if scheduled is not None else None
+            tables.append(_cpu(facts, position, running).assign(process=devices[position].process, name="CPU"))
+        if scheduled is not None and not scheduled["pid"].isin(first).all():
+            running = scheduled[~scheduled["pid"].isin(first)]
+            tables.append(_cpu(facts, 0, running).assign(process=None, name="CPU, other processes"))
+    names = ["step", "process", "device", "name", "wall_ns", "busy_ns"]
+    view: pd.DataFrame = pd.concat(tables, ignore_index=True)[names]
+    view = view.astype({name: "Int64" for name in names if name != "name"})
+    view["utilisation"] = (view["busy_ns"] / view["wall_ns"].clip(lower=1)).astype("Float64")
     return view
 
 
-def _gpus(facts: Facts) -> pd.DataFrame:
-    steps = facts.states()
-    steps["busy_ns"] = steps["wall_ns"] - steps["idle_ns"]
-    if facts.trace.info.on_gpu:
-        steps["name"] = [facts.trace.info.gpu_name(device) for device in steps["device"].tolist()]
-    else:
-        steps = steps.assign(name="CPU operators", device=None)
-    return steps
-
-
-def _cpus(facts: Facts) -> pd.DataFrame:
-    """The CPU rows, over the windows of each process's first GPU; and once for all processes without a GPU, such as
-    data loader workers.
-    """
+def _cpu(facts: Facts, position: int, running: pd.DataFrame | None) -> pd.DataFrame:
+    """How long threads ran in the windows of a device, None if that was not recorded."""
     import pandas as pd
 
-    windows, scheduled, frames = facts.windows, facts.trace.scheduled, []
-    first = {device.pid: position for position, device in reversed([*enumerate(windows.devices)])}
-    for pid, position in sorted(first.items(), key=lambda pair: pair[1]):
-        of_first = facts.counted_windows[windows.device[facts.counted_windows] == position]
-        start, end = windows.start[of_first], windows.end[of_first]
-        rows = {"step": windows.instance[of_first], "device": None, "wall_ns": end - start}
-        threads = {"CPU": None if scheduled is None or not len(scheduled) else scheduled[scheduled["pid"] == pid]}
-        if position == 0 and scheduled is not None and not scheduled["pid"].isin(first).all():
-            threads["CPU, other processes"] = scheduled[~scheduled["pid"].isin(first)]
-        for name, running in threads.items():
-            process = windows.devices[position].process if name == "CPU" else None
-            busy = None if running is None else _until(running, end) - _until(running, start)
-            frames.append(pd.DataFrame({**rows, "process": process, "name": name, "busy_ns": busy}, dtype=object))
-    frame = pd.concat(frames, ignore_index=True)
-    frame = frame.astype(
-        {"step": "int64", "process": "Int64", "device": "Int64", "wall_ns": "int64", "busy_ns": "Int64"}
-    )
-    groups = frame.groupby([*facts.step_columns, "process", "device", "name"], dropna=False, sort=False)
-    table: pd.DataFrame = groups[["wall_ns", "busy_ns"]].sum(min_count=1).reset_index()
+    windows = facts.windows
+    rows = np.flatnonzero(windows.device == position)
+    start, end = windows.start[rows], windows.end[rows]
+    busy = np.nan if running is None else _until(running, end) - _until(running, start)
+    frame = pd.DataFrame({"step": windows.instance[rows], "wall_ns": end - start, "busy_ns": busy})
+    table: pd.DataFrame = facts.included(frame).groupby("step", as_index=False).sum(min_count=1)
     return table
 
 
@@ -175,147 +81,164 @@ def _until(running: pd.DataFrame, time_ns: Int64Array) -> Int64Array:
     return total
 
 
-def kernel_view(facts: Facts) -> pd.DataFrame:
-    """Kernels by name: class, family, calls, CPU time of the launching call, GPU time."""
+def overview(facts: Facts) -> pd.DataFrame:
+    """Wall time by kind of event, summed over devices and threads; overlapping time counts once per row."""
     import pandas as pd
 
-    kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
-    copies = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
-    rows = np.flatnonzero(~copies & facts.counted)
-    rows, duration_ns = whole_calls(facts.trace.ops, rows, facts.duration)
-    families = facts.classes.families
-    of_kernels = {"family": facts.classes.family[rows], "name": name.codes.to_numpy()[rows], "gpu": duration_ns}
-    frame = _ops(facts, rows).assign(**of_kernels)
-    table = facts.statistics(frame, ["name", "family"], facts.gpu_ns)
-    family_of_row = [families[family] for family in table["family"].tolist()]
-    texts = {
-        "name": [str(name.categories[code]) for code in table["name"].tolist()],
-        "kernel_class": [family.kernel_class for family in family_of_row],
-        "family": [family.name for family in family_of_row],
-    }
-    view: pd.DataFrame = table.assign(**{column: pd.Series(values, dtype=str) for column, values in texts.items()})
-    keys = [*facts.step_columns, *texts]
-    view = view[[*keys, *view.columns.drop(keys)]]
+    kind, host = facts.trace.ops["kind"].to_numpy(), facts.host
+    is_comm = facts.classes.is_a("comm")
+    of_ops = {"kernel": (kind == OP_KINDS.index("kernel")) & ~is_comm, "communication": is_comm}
+    of_ops |= {name: kind == OP_KINDS.index(name) for name in ("memcpy", "memset", "graph", "operator")}
+    of_calls = {"CUDA API": ~(host.overhead | host.operator | host.system), "profiler": host.overhead}
+    tables = [facts.busy_ops(np.flatnonzero(is_event), event=name) for name, is_event in of_ops.items()]
+    for name, is_event in of_calls.items():
+        calls = np.flatnonzero(is_event[:-1])
+        intervals = {"step": facts.step_of_calls(calls), "start": host.start[calls], "end": host.end[calls]}
+        tables.append(facts.busy(pd.DataFrame({**intervals, "lane": host.tid[calls]}), "cpu_total_ns", event=name))
+    return facts.with_ratios(tables, ["event", "calls"])
+
+
+def model(facts: Facts) -> pd.DataFrame:
+    """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time."""
+    import pandas as pd
+
+    ranges = facts.attribution.ranges
+    part_of_op = _parts(pd.Series(facts.attribution.phases))[facts.attribution.phase]
+    phases = pd.Series(ranges.phase_text).str.lower()
+    is_phase = ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA))
+    part_of_range = np.where(is_phase, _parts(phases), NONE)
+    is_call = ranges.first & ~inside_its_like(part_of_range, ranges)
+    for code, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
+        is_named = (phases == part).to_numpy()
+        if (is_named & (part_of_range == code)).any():
+            is_call &= is_named | (part_of_range != code)
+    columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
+    intervals = pd.DataFrame({**columns, "step": steps_around(ranges, np.arange(len(ranges.start)))})
+    tables = []
+    for code, part in enumerate(MODEL_PARTS):
+        gpu = facts.busy_ops(np.flatnonzero(part_of_op == code), part=part).rename(columns={"calls": "gpu_ops"})
+        cpu = facts.busy(intervals[part_of_range == code], "cpu_total_ns", part=part)
+        tables.append(gpu.merge(cpu, on=["step", "part"], how="outer", sort=False))
+    return facts.with_ratios(tables, ["part", "calls", "gpu_ops"])
+
+
+def _parts(phases: pd.Series[str]) -> Int64Array:
+    """The place among `MODEL_PARTS` of each phase."""
+    parts = phases.str.lower().map(_PART_OF_PHASE).fillna("other")
+    codes: Int64Array = parts.map(MODEL_PARTS.index).to_numpy(dtype=np.int64)
+    return codes
+
+
+def distributed(facts: Facts) -> pd.DataFrame:
+    """Compute, communication and their overlap on every GPU, in wall time."""
+    table = facts.states
+    if not facts.trace.info.on_gpu:
+        table = table[table["comm_ns"] > 0].assign(device=None)
+    overlap_ns = table["comm_ns"] - table["exposed_comm_ns"]
+    table = table.assign(
+        overlap_ns=overlap_ns,
+        comm_ratio=table["comm_ns"] / table["wall_ns"].clip(lower=1),
+        overlap_ratio=(overlap_ns / table["comm_ns"]).where(table["comm_ns"] > 0, 0.0),
+    )
+    times = ["wall_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_comm_ns", "comm_ratio", "overlap_ratio"]
+    view: pd.DataFrame = table[["step", "process", "device", *times]]
     return view
 
 
-def memory_view(facts: Facts) -> pd.DataFrame:
+def kernel(facts: Facts) -> pd.DataFrame:
+    """Kernels by name: class, family, calls, CPU time of the launching call, GPU time."""
+    kind, name = facts.trace.ops["kind"].to_numpy(), facts.trace.ops["name"].cat
+    is_copy = (kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))
+    rows, duration_ns = whole_calls(facts.trace.ops, np.flatnonzero(~is_copy & facts.is_included), facts.duration)
+    families, names = facts.classes.families, name.categories.astype(str)
+    of_kernels = {"family": facts.classes.family[rows], "name": name.codes.to_numpy()[rows], "gpu": duration_ns}
+    table = facts.statistics(facts.ops(rows).assign(**of_kernels), ["name", "family"])
+    table.insert(2, "kernel_class", table["family"].map(lambda family: families[family].kernel_class).astype(str))
+    table["family"] = table["family"].map(lambda family: families[family].name).astype(str)
+    table["name"] = names[table["name"]]
+    return table
+
+
+def memory(facts: Facts) -> pd.DataFrame:
     """Copies and memsets by direction and host memory: calls, bytes, bandwidth, CPU and GPU time."""
     ops = facts.trace.ops
-    copies = np.isin(ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
-    rows = np.flatnonzero(copies & facts.counted)
-    frame = _ops(facts, rows).assign(
-        copy=ops["name"].iloc[rows].array,
-        memory=ops["host_memory"].iloc[rows].array,
-        bytes=ops["bytes"].to_numpy()[rows],
-    )
-    table = facts.statistics(frame, ["copy", "memory"], facts.gpu_ns)
-    keys = [*facts.step_columns, "copy", "memory"]
-    moved = frame.astype({"copy": str, "memory": str}).groupby(keys, dropna=False)["bytes"].sum().reset_index()
-    view: pd.DataFrame = table.merge(moved, on=keys, how="left")
+    is_copy = np.isin(ops["kind"].to_numpy(), [OP_KINDS.index("memcpy"), OP_KINDS.index("memset")])
+    rows = np.flatnonzero(is_copy & facts.is_included)
+    columns = ops[["name", "host_memory", "bytes"]].iloc[rows].astype({"name": str, "host_memory": str})
+    frame = facts.ops(rows).join(columns.set_axis(["copy", "memory", "bytes"], axis=1).reset_index(drop=True))
+    keys = ["step", "copy", "memory"]
+    moved = frame.groupby(keys)["bytes"].sum().reset_index()
+    view: pd.DataFrame = facts.statistics(frame, keys[1:]).merge(moved, on=keys, how="left")
     view["gb_per_s"] = view["bytes"] / view["gpu_total_ns"].clip(lower=1)
     return view
 
 
-def user_view(facts: Facts) -> pd.DataFrame:
+def user(facts: Facts) -> pd.DataFrame:
     """Ranges by text and category: calls, CPU time, time of the operations launched inside."""
     import pandas as pd
 
-    ranges, host, count = facts.attribution.ranges, facts.host, len(facts.attribution.ranges.start)
+    ranges, host = facts.attribution.ranges, facts.host
+    count = len(ranges.start)
     inner = ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])  # on the launching thread
-    gpu = _nested_sums(ranges.nesting, inner, np.where(facts.counted, facts.duration, 0), count)
+    gpu = _nested_sums(ranges.nesting, inner, np.where(facts.is_included, facts.duration, 0))
     # autograd threads work for the training loop's ``backward`` range, and have no such range of their own
     in_loop = np.append(np.maximum(ranges.phase_range, ranges.step_range), NONE)[inner] >= 0
-    ops = np.flatnonzero(~in_loop & facts.counted & (host.of_op >= 0))
+    ops = np.flatnonzero(~in_loop & facts.is_included & (host.of_op >= 0))
     call = host.of_op[ops]
-    loop = ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER))
-    inner = Elsewhere(ranges, loop).open_at(host.pid[call], host.tid[call], host.start[call])
-    gpu += _nested_sums(ranges.nesting, inner, facts.duration[ops], count)
+    loop = Elsewhere(ranges, ranges.is_one_of((*PHASE_CATEGORIES, Category.STEP, Category.USER)))
+    inner = loop.open_at(host.pid[call], host.tid[call], host.start[call])
+    gpu += _nested_sums(ranges.nesting, inner, facts.duration[ops])
+    names = [ranges.names[name] for name in ranges.name.tolist()]
     frame = pd.DataFrame(
         {
-            "range": [ranges.names[span].text for span in ranges.name.tolist()],
-            "category": [ranges.names[span].category.value for span in ranges.name.tolist()],
+            "range": [name.text for name in names],
+            "category": [name.category.value for name in names],
             "step": steps_around(ranges, np.arange(count)),
             "cpu": ranges.end - ranges.start,
             "gpu": gpu,
         }
     )
-    frame = frame[facts.included(frame["step"].to_numpy())]
-    return facts.statistics(frame, ["range", "category"], facts.gpu_ns)
+    return facts.statistics(facts.included(frame), ["range", "category"])
 
 
-def operator_view(facts: Facts) -> pd.DataFrame:
+def operator(facts: Facts) -> pd.DataFrame:
     """PyTorch operators, each with its kernels in rows below it: kernel '' is the operator itself."""
     import pandas as pd
 
     host = facts.host
     rows = np.flatnonzero(host.operator[:-1])
+    rows = rows[np.lexsort((host.start[rows], host.tid[rows]))]
     if not len(rows):
-        empty: pd.DataFrame = pd.DataFrame(columns=[*facts.step_columns, "operator", "kernel", "calls"])
+        empty: pd.DataFrame = pd.DataFrame(columns=["step", "operator", "kernel", "calls"])
         return empty
-    tid, start, end = host.tid[rows], host.start[rows], host.end[rows]
-    nesting = nest(start, end, tid)
+    start, end = host.start[rows], host.end[rows]
+    nesting = nest(start, end, host.tid[rows])
     inner = nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
     names = np.array(host.names, dtype=object)[host.name[rows]]
+    gpu = _nested_sums(nesting, inner, facts.duration)
     frame = pd.DataFrame(
-        {
-            "operator": names,
-            "kernel": "",
-            "step": facts.step_of_calls(rows),
-            "cpu": end - start,
-            "gpu": _nested_sums(nesting, inner, facts.duration, len(rows)),
-        }
+        {"operator": names, "kernel": "", "step": facts.step_of_calls(rows), "cpu": end - start, "gpu": gpu}
     )
-    ops = np.flatnonzero((inner >= 0) & facts.counted)
-    below = _ops(facts, ops).assign(
-        operator=names[inner[ops]], kernel=facts.trace.ops["name"].iloc[ops].astype(str).array
-    )
-    frame = frame.iloc[np.lexsort((start, tid))]
-    frame = frame[facts.included(frame["step"].to_numpy())]
-    operators, kernels = (
-        facts.statistics(operator, ["operator", "kernel"], facts.gpu_ns) for operator in (frame, below)
-    )
-    rank = {name: position for position, name in enumerate(dict.fromkeys(operators["operator"]))}
-    table = pd.concat([operators, kernels], ignore_index=True)
-    table["rank"] = table["operator"].map(rank)
-    keys = [*facts.step_columns, "rank"]
-    ordered: pd.DataFrame = table.sort_values(keys, kind="stable", ignore_index=True).drop(columns="rank")
+    ops = np.flatnonzero((inner >= 0) & facts.is_included)
+    names_of_ops = facts.trace.ops["name"].iloc[ops].astype(str).array
+    below = facts.ops(ops).assign(operator=names[inner[ops]], kernel=names_of_ops)
+    operators, kernels = (facts.statistics(rows, ["operator", "kernel"]) for rows in (facts.included(frame), below))
+    rank = operators.sort_values("step", kind="stable")[["step", "operator"]].assign(rank=range(len(operators)))
+    table = pd.concat([operators, kernels], ignore_index=True).merge(rank, on=["step", "operator"], how="left")
+    ordered: pd.DataFrame = table.sort_values("rank", kind="stable", ignore_index=True).drop(columns="rank")
     return ordered
 
 
-def sorted_operators(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Sort the table of `operator_view` by a column, descending: operators, each followed by its kernels."""
-    keys = [name for name in ("instance", "operator") if name in table]
-    operators = table[table["kernel"] == ""].sort_values(column, ascending=False, kind="stable")
-    position = operators.assign(place=range(len(operators)))[[*keys, "place"]]
-    placed = table.assign(inner=table["kernel"] != "").merge(position, on=keys, how="left")
-    by = [*keys[:-1], "place", "inner", column]
-    placed = placed.sort_values(by, ascending=[name != column for name in by], kind="stable", ignore_index=True)
-    ordered: pd.DataFrame = placed.drop(columns=["place", "inner"])
-    return ordered
-
-
-def _ops(facts: Facts, rows: Int64Array) -> pd.DataFrame:
-    """One row per operation: step, duration of the launching call, own duration."""
-    import pandas as pd
-
-    trace, step = facts.trace, {}
-    if trace.calls is None and "duration_ns" in trace.api:  # only the launching calls were read
-        launch_ns = np.append(trace.api["duration_ns"].to_numpy(), 0)[trace.launching_calls[rows]]
-    else:
-        call, host = facts.host.of_op[rows], facts.host
-        launch_ns = np.where(call >= 0, host.end[call] - host.start[call], 0)
-    if facts.by_step:
-        step = {"step": facts.attribution.step[rows].astype(np.int64)}
-    operations: pd.DataFrame = pd.DataFrame({**step, "cpu": launch_ns, "gpu": facts.duration[rows]})
-    return operations
-
-
-def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array, count: int) -> Int64Array:
+def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array) -> Int64Array:
     """For each range, the total duration of operations launched in it or in a nested range."""
-    own_rows = inner >= 0
-    total = exact_sums(inner[own_rows], duration[own_rows], count)
+    inside = inner >= 0
+    total = exact_sums(inner[inside], duration[inside], len(nesting.depth))
     for level in range(int(nesting.depth.max(initial=0)), 0, -1):
         here = np.flatnonzero((nesting.depth == level) & (nesting.parent != NONE))
         np.add.at(total, nesting.parent[here], total[here])
     return total
+
+
+_VIEWS = (device, overview, model, distributed, operator, kernel, memory, user)
+VIEWS: Mapping[str, Callable[[Facts], pd.DataFrame]] = MappingProxyType({view.__name__: view for view in _VIEWS})
+"""The views by name."""
