@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
@@ -115,9 +114,8 @@ class Program:
         Args:
             values: Of the operators, shape ``(operators,)`` or ``(operators, …)``.
         """
-        of_range = self.counts.operators["range"].to_numpy()
-        entries = np.ones(len(of_range)), (of_range, np.arange(len(of_range)))
-        sums: Floats = csr_array(entries, shape=(len(self.keys), len(of_range))) @ values
+        sums: Floats = np.zeros((len(self.keys), *values.shape[1:]))
+        np.add.at(sums, self.counts.operators["range"].to_numpy(), values)
         return sums
 
     def limited(self, compiled: Collection[Key]) -> npt.NDArray[np.bool_]:
@@ -181,8 +179,8 @@ class Program:
         range_times = np.array([times_of_key.get(key, math.nan) for key in self.keys])
         weight = np.where(only_inside[of_row], range_times[of_range], 1.0)
         ran = ~np.isnan(weight)
-        shares = csr_array((weight[ran], (of_row[ran], of_range[ran])), shape=(len(keys), len(self.keys)))
-        times[only_inside & (np.diff(shares.indptr) > 0)] = 1.0
+        of_range, of_row, weight = of_range[ran], of_row[ran], weight[ran]
+        times[only_inside & np.isin(np.arange(len(keys)), of_row)] = 1.0
 
         operators = {name: values.to_numpy() for name, values in self.operators.items()}
         in_model, is_limited = ~self.recomputes[operators["range"]], self.limited(compiled)
@@ -194,7 +192,10 @@ class Program:
         amounts |= {name: np.where(is_limited, operators[name], 0.0) for name in limits}
         dtypes = [*dict.fromkeys(operators["dtype"][operators["flops"] > 0])]
         of_dtype = [np.where(operators["dtype"] == dtype, operators["flops"], 0.0) for dtype in dtypes]
-        totals = times[:, None] * (shares @ self.by_range(np.column_stack([*amounts.values(), *of_dtype])))
+        per_range = self.by_range(np.column_stack([*amounts.values(), *of_dtype]))
+        totals = np.zeros((len(keys), per_range.shape[1]))
+        np.add.at(totals, of_row, weight[:, None] * per_range[of_range])
+        totals *= times[:, None]
         table: pd.DataFrame = pd.DataFrame(totals[:, : len(amounts)], columns=[*amounts], index=rows.index)
         parts = [
             {dtype: flops for dtype, flops in zip(dtypes, row, strict=True) if flops > 0}
