@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from nvprof_kit._trace.ncu.cells import NumberStyle, base_unit, number_style, parse_cell, parse_number
-from nvprof_kit._trace.ncu.schema import NcuReport
+from nvprof_kit._trace.ncu.cells import base_unit, parse_metrics, parse_nvtx
+from nvprof_kit._trace.ncu.schema import KERNELS, NcuReport
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import as_issues
 
@@ -48,49 +48,20 @@ _LABELS: dict[tuple[str, str], str] = {
 }
 """The full metric names by label on the details page and base unit."""
 
+_NVTX, _NVTX_SPANS = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
+"""Beginnings of the names of the columns with NVTX ranges; the fields of a range follow."""
+_ID = ["ID", "Process ID"]
+_IDENTITY = [*_ID, "Kernel Name", "Block Size", "Grid Size", "Device", "CC", _NVTX]
+_NOT_READ = ["Process Name", "Host Name", "Kernel Time", "Context", "Stream", _NVTX_SPANS]
+_METRIC = ["Section Name", "Metric Name", "Metric Unit", "Metric Value"]
+"""Columns of a details page, which has a row per metric."""
 
-_PUSH_POP, _START_STOP = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
-_IDENTITY = frozenset(
-    {"ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Kernel Time", "Context", "Stream"}
-    | {"Block Size", "Grid Size", "Device", "CC"}
-)
-_DETAILS = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
 _LONE_QUOTE = re.compile(r'(?<=[^",])"(?=[^",])')
 _SIZE = re.compile(r"\(\s*\d+,\s*\d+,\s*\d+\s*\)")
 _ROW = re.compile(r'"?\d+"?,"?\d+"?,|"?"?,"?"?,')  # result ID and process ID; both are empty in the units row
-_NOISE = re.compile(r"==(?P<kind>ERROR|WARNING|PROF)==\s*(?P<text>.*)")
-_LAUNCHES = re.compile(r"==nvprof_kit== launches: (\d+(?:\|\d+)*)\s*")
+_MESSAGE = re.compile(r"==(ERROR|WARNING|PROF)==\s*(.*)")
+_LAUNCHES = re.compile(r"^==nvprof_kit== launches: (\d+(?:\|\d+)*)\s*$", re.MULTILINE)
 """Line that the script of `nvprof-kit ncu plan` writes above the page: the measured launches of each configuration."""
-
-_NO_PERMISSION = "ERR_NVGPUCTRPERM"
-
-Row = dict[str, str]
-
-
-@dataclass
-class _Page:
-    """A page's rows as text.
-
-    Attributes:
-        header: The column names.
-        rows: The rows, each as long as the header.
-        units: The units row of a raw page; None if absent.
-        unread_lines: Line numbers of unreadable lines.
-        messages: ncu messages around the page, by ``ERROR`` and ``WARNING``.
-        launches: The measured launches of each configuration, if written by a plan's script.
-    """
-
-    header: list[str]
-    rows: list[list[str]] = field(default_factory=list)
-    units: list[str] | None = None
-    unread_lines: list[int] = field(default_factory=list)
-    messages: dict[str, list[str]] = field(default_factory=dict)
-    launches: tuple[int, ...] = ()
-
-    def column(self, name: str) -> int | None:
-        """Index of a column; an NVTX column is found by prefix. None if absent."""
-        matches = (index for index, title in enumerate(self.header) if title == name or title.startswith(f"{name}:"))
-        return next(matches, None)
 
 
 def read_csv(text: str, domain: str, named: str) -> NcuReport:
@@ -104,231 +75,159 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
     Raises:
         CaptureError: The text has no page, another page, or one without results.
     """
-    page = _read_page(text.splitlines(), named)
-    details = page.column("Metric Name") is not None
-    if details and any(page.column(name) is None for name in _DETAILS):
-        missing = ", ".join(name for name in _DETAILS if page.column(name) is None)
-        raise CaptureError(
-            f"{named}: a summary page of ncu (no {missing}); needed the raw page: ncu --import FILE --page raw --csv"
+    lines = re.split(r"\r\n|\r|\n", text)  # a range can have any other letter that ends a line in its name
+    messages = [match.groups() for line in lines if (match := _MESSAGE.match(line))]
+    table, units_row, unread_lines = _read_page(lines, messages, named)
+    warnings = [f"ncu failed: {message}" for kind, message in messages if kind == "ERROR"]
+    if unread_lines:
+        numbers = ", ".join(map(str, unread_lines[:5])) + (" and more" if len(unread_lines) > 5 else "")
+        warnings.append(
+            f"{len(unread_lines)} rows cannot be read (lines {numbers}): their fields do not fit the header"
         )
-    if not page.rows:
-        raise CaptureError(_nothing(page.messages, named, page=True))
-    if repeats := sorted({name for name in page.header if page.header.count(name) > 1}):
+    if "Metric Name" in table:
+        table, cells, factors, units = _details(table)
+    else:
+        if units_row is None:
+            warnings.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
+        bases = {name: base_unit(unit) for name, unit in (units_row or dict.fromkeys(map(str, table), "")).items()}
+        cells = table[[name for name in table if name not in _IDENTITY and name not in _NOT_READ]]
+        units = {name: bases[name][0] for name in cells}
+        factors = pd.DataFrame([{name: bases[name][1] for name in cells}])
+    metrics, texts, faults = parse_metrics(cells, factors)
+    if _NVTX not in table:
+        warnings.append(f"no column {_NVTX}: no kernel's ranges are known; measure with ncu --nvtx")
+    else:
+        nvtx = [cell.strip() for cell in table[_NVTX]]
+        broken = sum(1 for cell in nvtx if cell and parse_nvtx(cell)[0] < 0)
+        if broken or not any(nvtx):
+            state = f"holds no state in {broken}" if broken else f"is empty in {len(nvtx)}"
+            warnings.append(f"the column {_NVTX} {state} of {len(nvtx)} results: their ranges are not known")
+    launches = _LAUNCHES.search(text)
+    return NcuReport(
+        path=named,
+        kernels=_kernels(table, domain),
+        metrics=pd.DataFrame(metrics),
+        texts=pd.DataFrame(texts, index=range(len(table))),
+        units={name: units[name] for name in metrics},
+        warnings=as_issues("ncu-report", (*warnings, *faults)),
+        invocations=tuple(int(number[:9]) for number in launches[1].split("|")) if launches else (),
+    )
+
+
+def _read_page(
+    lines: Sequence[str], messages: Sequence[tuple[str, ...]], named: str
+) -> tuple[pd.DataFrame, dict[str, str] | None, list[int]]:
+    """The rows of a page as text, the unit of each column of a raw page, and the numbers of unreadable lines."""
+    top = next((number for number, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), None)
+    if top is None:
+        need = "needed what `ncu --import FILE.ncu-rep --page raw --csv` prints"
+        raise _no_result(named, messages, f"no page of ncu in it (no header that begins with ID); {need}")
+    titles = next(csv.reader([lines[top]]))
+    header = [next((name for name in (_NVTX, _NVTX_SPANS) if title.startswith(name)), title) for title in titles]
+    is_details = "Metric Name" in header
+    if missing := [name for name in _METRIC if is_details and name not in header]:
+        need = "needed the raw page: ncu --import FILE --page raw --csv"
+        raise CaptureError(f"{named}: a summary page of ncu (no {', '.join(missing)}); {need}")
+    numbered = [(number, line) for number, line in enumerate(lines[top + 1 :], top + 2) if _ROW.match(line)]
+    # other lines are output of the program or ncu, or the continuation of a rule's text
+    fields = [(number, _fields(line, header, may_be_short=is_details)) for number, line in numbered]
+    rows = [row for _, row in fields if row is not None]
+    results = [row for row in rows if row[0]]
+    if not results:
+        reason = "no row with numbers in ID and Process ID); the file was cut off, or ncu measured no kernel"
+        raise _no_result(named, messages, f"a page of ncu without a result ({reason}")
+    if repeats := sorted({name for name in header if header.count(name) > 1}):
         raise CaptureError(
             f"{named}: the column {repeats[0]} stands there twice, and either could be meant; print it again"
         )
-    results, cells, units = _details(page) if details else _raw(page)
-    style = number_style(cell for cell in {cell for row in cells.values() for cell in row})
-    metrics, texts, unread = _values(cells, units, style)
-    import pandas as pd
-
-    return NcuReport(
-        path=named,
-        kernels=_kernels(page, results, domain),
-        metrics=pd.DataFrame(metrics),
-        texts=pd.DataFrame(texts, index=range(len(results))),
-        units={name: unit for name, (unit, _) in units.items() if name in metrics},
-        warnings=as_issues("ncu-report", (*_warnings(page, results, style, details), *unread)),
-        invocations=page.launches,
-    )
+    units = next((dict(zip(header, row, strict=True)) for row in reversed(rows) if not row[0]), None)
+    unread_lines = [number for number, row in fields if row is None]
+    return pd.DataFrame(results, columns=header, dtype=object), units, unread_lines
 
 
-def _read_page(lines: Sequence[str], named: str) -> _Page:
-    header_line = next((number for number, line in enumerate(lines) if line.startswith(('"ID",', "ID,"))), None)
-    messages: dict[str, list[str]] = {}
-    for line in lines:
-        if noise := _NOISE.match(line):
-            messages.setdefault(noise["kind"], []).append(noise["text"])
-    if header_line is None:
-        raise CaptureError(_nothing(messages, named))
-    launch_line = next(filter(None, map(_LAUNCHES.fullmatch, lines[:header_line])), None)
-    launches = tuple(int(number[:9]) for number in launch_line[1].split("|")) if launch_line else ()
-    page = _Page(next(csv.reader([lines[header_line]])), messages=messages, launches=launches)
-    push, block, is_details = (page.column(name) for name in (_PUSH_POP, "Block Size", "Section Name"))
-    for number, line in enumerate(lines[header_line + 1 :], header_line + 2):
-        if not _ROW.match(line):  # output of the program or ncu, or the continuation of a rule's text
-            continue
-        fields = _fields(line, len(page.header), push, block, short=is_details is not None)
-        if fields is None:
-            page.unread_lines.append(number)
-        elif fields[0] == "":
-            page.units = fields
-        else:
-            page.rows.append(fields)
-    return page
-
-
-def _nothing(messages: dict[str, list[str]], named: str, page: bool = False) -> str:
-    """Why there is no result; `page`: whether a page was found."""
-    errors = messages.get("ERROR", [])
-    if any(_NO_PERMISSION in line for line in errors):
-        return (
-            f"{named}: ncu had no permission to read the counters (ERR_NVGPUCTRPERM); run it as root, or set the "
-            "kernel module's option NVreg_RestrictProfilingToAdminUsers=0"
+def _no_result(named: str, messages: Sequence[tuple[str, ...]], reason: str) -> CaptureError:
+    """The error for a file without a result, by what ncu says in it."""
+    errors = [text for kind, text in messages if kind == "ERROR"]
+    if any("ERR_NVGPUCTRPERM" in text for text in errors):
+        reason = (
+            "ncu had no permission to read the counters (ERR_NVGPUCTRPERM); run it as root, or set the kernel module's "
+            "option NVreg_RestrictProfilingToAdminUsers=0"
         )
-    if errors:
-        return f"{named}: ncu failed: {errors[0]}"
-    if any("No kernels were profiled" in line for lines in messages.values() for line in lines):
-        return f"{named}: ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"
-    if page:
-        return (
-            f"{named}: a page of ncu without a result (no row with numbers in ID and Process ID); the file was cut "
-            "off, or ncu measured no kernel"
-        )
-    return (
-        f"{named}: no page of ncu in it (no header that begins with ID); needed what `ncu --import FILE.ncu-rep --page "
-        "raw --csv` prints"
-    )
+    elif errors:
+        reason = f"ncu failed: {errors[0]}"
+    elif any("No kernels were profiled" in text for _, text in messages):
+        reason = "ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"
+    return CaptureError(f"{named}: {reason}")
 
 
-def _fields(line: str, width: int, push: int | None, block: int | None, *, short: bool) -> list[str] | None:
-    """The fields of a line, matched to a header of this width; None if they do not fit. On a details page lines may be
-    short.
+def _fields(line: str, header: Sequence[str], *, may_be_short: bool) -> list[str] | None:
+    """The fields of a line, one for each column of the header; None if they do not fit.
 
     ncu does not escape quotes inside the NVTX cell, so the CSV parser can end a field too early there. Because ncu
     quotes all fields, the line is split at ``","``, and surplus parts belong to the NVTX cell.
     """
-    plain = next(csv.reader([line]))
-    if (len(plain) == width or (short and width > len(plain))) and (push is None or not _LONE_QUOTE.search(line)):
+    width, plain = len(header), next(csv.reader([line]))
+    fits = len(plain) == width or (may_be_short and len(plain) < width)
+    if fits and (_NVTX not in header or not _LONE_QUOTE.search(line)):
         return plain + [""] * (width - len(plain))
-    if push is None or not line.startswith('"'):
+    if _NVTX not in header or not line.startswith('"'):
         return plain if len(plain) == width else None
+    nvtx = header.index(_NVTX)
     quoted = line.rstrip(",").removeprefix('"').removesuffix('"').split('","')
-    # the first field after the NVTX cells that is a block size and is followed by a grid size
-    is_size = [_SIZE.fullmatch(cell) is not None for cell in quoted]
-    sizes = (index for index in range(push, len(quoted) - 1) if is_size[index] and is_size[index + 1])
-    range_column = next(sizes, None)
-    extra = range_column - block if range_column is not None and block is not None else len(quoted) - width
-    if extra < 0 or len(quoted) - extra > width or (not short and len(quoted) - extra != width):
+    surplus = len(quoted) - width
+    # the block size is the first field after the NVTX cells that is a size and is followed by another, the grid size
+    for position in range(nvtx, len(quoted) - 1) if "Block Size" in header else ():
+        if _SIZE.fullmatch(quoted[position]) and _SIZE.fullmatch(quoted[position + 1]):
+            surplus = position - header.index("Block Size")
+            break
+    lacking = width + surplus - len(quoted)
+    if surplus < 0 or lacking < 0 or (lacking and not may_be_short):
         return None
-    last = push + extra
-    joined = [*quoted[:push], '","'.join(quoted[push : last + 1]), *quoted[last + 1 :]]
-    return [cell.replace('""', '"') for cell in joined] + [""] * (width - len(joined))
+    last = nvtx + surplus
+    cells = [*quoted[:nvtx], '","'.join(quoted[nvtx : last + 1]), *quoted[last + 1 :]]
+    return [cell.replace('""', '"') for cell in cells] + [""] * lacking
 
 
-# ---------------------------------------------------------------- the two pages
-
-Cells = dict[str, list[str]]
-Units = dict[str, tuple[str, list[float]]]
-"""Base unit of each metric and the factor of its cells: one for all, or one per cell."""
-
-
-def _raw(page: _Page) -> tuple[list[list[str]], Cells, Units]:
-    """The results, the cells of each metric, and the base unit of each metric with its factor."""
-    units = page.units or [""] * len(page.header)
-    cells: Cells = {}
-    base: Units = {}
-    for index, name in enumerate(page.header):
-        if name in _IDENTITY or name.startswith((_PUSH_POP, _START_STOP)):
-            continue
-        cells[name] = [row[index] for row in page.rows]
-        unit, factor = base_unit(units[index])
-        base[name] = unit, [factor]
-    return page.rows, cells, base
-
-
-def _details(page: _Page) -> tuple[list[list[str]], Cells, Units]:
-    """The same from a page with one row per metric, each with its own unit; rows of rules have no metric."""
-    name_at, unit_at, value_at = (page.column(name) or 0 for name in _DETAILS[1:])
-    process = page.column("Process ID")
-    results: dict[tuple[str, str], list[str]] = {}
-    values: dict[str, dict[tuple[str, str], tuple[str, float]]] = {}
-    units: dict[str, str] = {}
-    for row in page.rows:
-        key = (row[0], row[process] if process is not None else "")
-        results.setdefault(key, row)
-        unit, factor = base_unit(row[unit_at])
-        name = _LABELS.get((row[name_at], unit), row[name_at])
-        if row[name_at] and values.setdefault(name, {}).get(key, ("", 1.0))[0] == "":  # it can be in several sections
-            values[name][key] = row[value_at], factor
-            units.setdefault(name, unit)
-    columns = {name: [of.get(key, ("", 1.0)) for key in results] for name, of in values.items()}
-    cells = {name: [cell for cell, _ in column] for name, column in columns.items()}
-    base = {name: (units[name], [factor for _, factor in column]) for name, column in columns.items()}
-    return list(results.values()), cells, base
-
-
-def _values(cells: Cells, units: Units, style: NumberStyle) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """Numeric metrics in base units, text metrics as text, and warnings about text in numeric metrics."""
-    metrics: dict[str, Any] = {}
-    texts: dict[str, Any] = {}
-    warnings: list[str] = []
-    number_of_cell: dict[str, float | None] = {}
-    for name, column in cells.items():
-        for cell in set(column) - number_of_cell.keys():
-            number_of_cell[cell] = parse_number(cell, style)
-        unreadable = [cell for cell in column if number_of_cell[cell] is None]
-        values = np.array([number_of_cell[cell] for cell in column], dtype=np.float64)
-        if len(unreadable) > np.count_nonzero(~np.isnan(values)):
-            texts[name] = column
-            continue
-        metrics[name] = values * np.array(units[name][1])
-        if unreadable:
-            warnings.append(
-                f"{len(unreadable)} of {len(column)} values of {name} are no numbers, as {unreadable[0]!r}: left out"
-            )
-    return metrics, texts, tuple(warnings)
-
-
-# ---------------------------------------------------------------- the results
-
-
-def _kernels(page: _Page, results: Sequence[Sequence[str]], domain: str) -> Any:
-    import pandas as pd
-
-    def text(name: str) -> list[str]:
-        index = page.column(name)
-        return [row[index] if index is not None else "" for row in results]
-
-    states, kernels = [parse_cell(cell) for cell in text(_PUSH_POP)], text("Kernel Name")
-    for index, state in enumerate(states):  # ``--print-nvtx-rename kernel`` puts a range before the kernel's name
-        prefixes = (f"{name}/" for _, name in state.ranges if kernels[index].startswith(f"{name}/"))
-        kernels[index] = kernels[index].removeprefix(next(prefixes, ""))
-    return pd.DataFrame(
-        {
-            "id": _whole_numbers(text("ID")),
-            "pid": _whole_numbers(text("Process ID")),
-            "tid": np.array([state.tid for state in states], dtype=np.int64),
-            "kernel": kernels,
-            "grid": [_size(cell) for cell in text("Grid Size")],
-            "block": [_size(cell) for cell in text("Block Size")],
-            "device": _whole_numbers(text("Device")),
-            "cc": text("CC"),
-            "stack": [state.of_domain(domain) for state in states],
-        }
+def _details(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, dict[str, str]]:
+    """The results of a page with one row per metric; the cell of each metric, the factor to its base unit, and that."""
+    key = [name for name in _ID if name in table]
+    results = table.drop_duplicates(key)
+    rows = table[table["Metric Name"] != ""]  # rows of rules have no metric
+    bases = [base_unit(unit) for unit in rows["Metric Unit"]]
+    names = [_LABELS.get((name, unit), name) for name, (unit, _) in zip(rows["Metric Name"], bases, strict=True)]
+    rows = rows.assign(name=names, unit=[unit for unit, _ in bases], factor=[factor for _, factor in bases])
+    units = rows.drop_duplicates("name").set_index("name")["unit"].to_dict()
+    filled = rows[rows["Metric Value"] != ""].drop_duplicates([*key, "name"])  # a metric can be in several sections
+    wide = filled.set_index([*key, "name"])[["Metric Value", "factor"]].unstack("name")
+    wide = wide.reindex(pd.MultiIndex.from_frame(results[key]) if len(key) > 1 else pd.Index(results[key[0]]))
+    cells, factors = (
+        wide[column].reindex(columns=[*units]).reset_index(drop=True) for column in ("Metric Value", "factor")
     )
+    return results, cells.fillna(""), factors.fillna(1.0), units
 
 
-def _whole_numbers(cells: Iterable[str]) -> Any:
-    digits: Callable[[str], str] = lambda cell: re.sub(r"[^\d-]", "", cell)  # noqa: E731
-    return np.array([int(digits(cell)[:18] or -1) for cell in cells], dtype=np.int64)
-
-
-def _size(cell: str) -> str:
-    """``(64, 64, 1)`` for any separators."""
-    return f"({', '.join(re.findall(r'[0-9]+', cell))})" if cell else ""
-
-
-def _warnings(page: _Page, results: Sequence[Sequence[str]], style: NumberStyle, details: bool) -> list[str]:
-    warnings = [f"ncu failed: {line}" for line in page.messages.get("ERROR", ())]
-    if page.unread_lines:
-        lines = ", ".join(map(str, page.unread_lines[:5])) + (" and more" if len(page.unread_lines) > 5 else "")
-        warnings.append(
-            f"{len(page.unread_lines)} rows cannot be read (lines {lines}): their fields do not fit the header"
-        )
-    if not style.certain:
-        warnings.append(
-            f"numbers are read with {style.decimal!r} before the fraction, but the file does not tell for sure; "
-            "print it with LC_ALL=C"
-        )
-    if page.units is None and not details:
-        warnings.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
-    index = page.column(_PUSH_POP)
-    if index is None:
-        return [*warnings, f"no column {_PUSH_POP}: no kernel's ranges are known; measure with ncu --nvtx"]
-    cells = [row[index].strip() for row in results]
-    broken = sum(1 for cell in cells if cell and parse_cell(cell).tid < 0)
-    if broken or not any(cells):
-        state = f"holds no state in {broken}" if broken else f"is empty in {len(cells)}"
-        warnings.append(f"the column {_PUSH_POP} {state} of {len(cells)} results: their ranges are not known")
-    return warnings
+def _kernels(results: pd.DataFrame, domain: str) -> pd.DataFrame:
+    """The measured kernels; columns `KERNELS`."""
+    cells = results.reindex(columns=_IDENTITY, fill_value="")
+    states, kernels = [parse_nvtx(cell) for cell in cells[_NVTX]], cells["Kernel Name"].tolist()
+    for index, (_, ranges) in enumerate(states):  # ``--print-nvtx-rename kernel`` puts a range before the kernel's name
+        prefixes = (f"{name}/" for _, name in ranges if kernels[index].startswith(f"{name}/"))
+        kernels[index] = kernels[index].removeprefix(next(prefixes, ""))
+    integers = {
+        name: np.array([int(re.sub(r"\D", "", cell)[:18] or -1) for cell in cells[title]], dtype=np.int64)
+        for name, title in (("id", "ID"), ("pid", "Process ID"), ("device", "Device"))
+    }
+    sizes = {
+        name: [f"({', '.join(re.findall('[0-9]+', cell))})" if cell else "" for cell in cells[title]]  # any separators
+        for name, title in (("grid", "Grid Size"), ("block", "Block Size"))
+    }
+    columns: dict[str, Any] = {
+        **integers,
+        **sizes,
+        "tid": np.array([thread for thread, _ in states], dtype=np.int64),
+        "kernel": kernels,
+        "cc": cells["CC"].tolist(),
+        "stack": [tuple(name for range_domain, name in ranges if range_domain == domain) for _, ranges in states],
+    }
+    table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in KERNELS})
+    return table

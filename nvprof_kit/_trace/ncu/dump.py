@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 
 def main(path: str, library: str) -> None:
-    """Print all results of a report: name, metrics as [value, unit], and NVTX ranges by domain.
+    """Print all results of a report: name, metrics as [value, unit], and names of the push/pop ranges by domain,
+    outermost first.
 
     Args:
         path: The report.
@@ -26,21 +26,15 @@ def main(path: str, library: str) -> None:
         results = context.range_by_idx(number)
         for index in range(results.num_actions()):
             action = results.action_by_idx(index)
-            metrics = {name: action[name] for name in action.metric_names()}
+            metrics = {name: (action[name].value(), action[name].unit()) for name in action.metric_names()}
+            state = action.nvtx_state()
+            domains = [state.domain_by_id(domain) for domain in state.domains()] if state is not None else []
             result = {
                 "kernel": action.name(action.NameBase_DEMANGLED),
-                "metrics": {name: [metric.value(), metric.unit()] for name, metric in metrics.items()},
-                "ranges": _ranges(action.nvtx_state()),
+                "metrics": {name: value for name, value in metrics.items() if isinstance(value[0], int | float | str)},
+                "ranges": {domain.name(): [str(name) for name in domain.push_pop_ranges()] for domain in domains},
             }
             print(json.dumps(result))
-
-
-def _ranges(state: Any) -> dict[str, list[str]]:
-    """Names of the push/pop ranges by domain, outermost first."""
-    if state is None:
-        return {}
-    domains = [state.domain_by_id(number) for number in state.domains()]
-    return {domain.name(): [str(name) for name in domain.push_pop_ranges()] for domain in domains}
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from nvprof_kit._trace.files.packed import read_packed
@@ -13,7 +12,7 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 
 _DURATION = "gpu__time_duration"
-_MOST = 1e24
+_MAX = 1e24
 """More than any GPU counter reaches; the peak rate of one-bit operations is 1e16 per second."""
 
 
@@ -56,7 +55,7 @@ class PageReader:
 
 
 def _checked(report: NcuReport) -> NcuReport:
-    """Reject implausible values and units, and add warnings about duplicates.
+    """Reject implausible values and units.
 
     Raises:
         CaptureError: A value is negative or implausible, or the unit of a duration is not a time; the message has the
@@ -69,44 +68,33 @@ def _checked(report: NcuReport) -> NcuReport:
         is_time = name.startswith(_DURATION)
         if is_time and report.units.get(name, "") not in ("ns", ""):
             raise CaptureError(f"{report.path}: {name} is in {report.units[name]!r}, which is no time; {AGAIN}")
-        wrong = values[(values < 0) | (values > (DAY_NS if is_time else _MOST))]
+        wrong = values[(values < 0) | (values > (DAY_NS if is_time else _MAX))]
         if len(wrong):
             raise CaptureError(f"{report.path}: {name} is {wrong[0]:g} in {len(wrong)} results; {AGAIN}")
-    return replace(report, warnings=(*report.warnings, *_repeated(report)))
-
-
-def _repeated(report: NcuReport) -> tuple[Issue, ...]:
-    repeats = int(report.kernels.duplicated(["id", "pid", "kernel"]).sum())
-    sentence = f"{repeats} of {len(report.kernels)} results stand there twice (ID and Process ID), and count twice"
-    return (
-        (Issue("repeated", "error", repeats / len(report.kernels), f"{sentence}; name each report once"),)
-        if repeats
-        else ()
-    )
+    return report
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:
-    """Combine several reports, for example from runs that measured different kernels.
+    """Combine several reports, for example from runs that measured different kernels, and warn of duplicates.
 
     Raises:
         CaptureError: Two reports have different units for the same metric.
     """
     import pandas as pd
 
-    if len(reports) == 1:
-        return reports[0]
     units: dict[str, str] = {}
     for report in reports:
         for name, unit in report.units.items():
             if units.setdefault(name, unit) != unit:
                 raise CaptureError(f"{report.path}: {name} is in {unit or 'no unit'}, elsewhere in {units[name]}")
-    merged = NcuReport(
-        path=", ".join(report.path for report in reports),
-        kernels=pd.concat([report.kernels for report in reports], ignore_index=True),
-        metrics=pd.concat([report.metrics for report in reports], ignore_index=True),
-        texts=pd.concat([report.texts for report in reports], ignore_index=True),
-        units=units,
-        warnings=tuple(warning for report in reports for warning in report.warnings),
+    kernels, metrics, texts = (
+        pd.concat([getattr(report, table) for report in reports], ignore_index=True)
+        for table in ("kernels", "metrics", "texts")
     )
-    repeats = any(report.kernels.duplicated(["id", "pid", "kernel"]).any() for report in reports)
-    return merged if repeats else replace(merged, warnings=(*merged.warnings, *_repeated(merged)))
+    warnings = [warning for report in reports for warning in report.warnings]
+    if repeats := int(kernels.duplicated(["id", "pid", "kernel"]).sum()):
+        text = f"{repeats} of {len(kernels)} results stand there twice (ID and Process ID), and count twice"
+        warnings.append(Issue("repeated", "error", repeats / len(kernels), f"{text}; name each report once"))
+    invocations = reports[0].invocations if len(reports) == 1 else ()
+    path = ", ".join(report.path for report in reports)
+    return NcuReport(path, kernels, metrics, texts, units, tuple(warnings), invocations)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.captures.nsys_file import NsysFile
 
+import nvprof_kit
 from nvprof_kit._api.capture import read_rules
 from nvprof_kit._result.formats import csv_cell, plain
 from nvprof_kit._trace.files import packed
@@ -200,7 +201,8 @@ def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path: Path) -> None:
     header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
     row = '"0","7","gemm","5"\n'
     (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","ns"\n{row}{row}')
-    assert "1 of 2 results stand there twice (ID and Process ID), and count twice" in open_ncu(path).warnings[-1]
+    warnings = nvprof_kit.open_ncu(path).report.warnings
+    assert "1 of 2 results stand there twice (ID and Process ID), and count twice" in warnings[-1]
     path.write_text(f'{header},"gpu__time_duration.sum"\n"","","","ns","ns"\n"0","7","gemm","5","6"\n')
     with pytest.raises(CaptureError, match=r"the column gpu__time_duration.sum stands there twice"):
         open_ncu(path)
