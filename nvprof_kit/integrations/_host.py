@@ -1,4 +1,4 @@
-"""What the integrations share: the loop of a framework, the models that it calls, and the engines that serve one.
+"""What the integrations share: the loop of a framework, and the models that it calls.
 
 Steps, phases, micro-batches and evaluations are ranges; a schedule says which steps are recorded.
 """
@@ -6,9 +6,7 @@ Steps, phases, micro-batches and evaluations are ranges; a schedule says which s
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,10 +18,9 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import ModelAnnotation, annotate_model
 from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inferring
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
-from nvprof_kit._instrument.modules.blocks import Submodule, by_structure, class_name, unwrapped
+from nvprof_kit._instrument.modules.blocks import Submodule, by_structure, children, class_name, unwrapped
 from nvprof_kit._instrument.modules.calls import annotated
-from nvprof_kit._instrument.patches import never_fails, warn
-from nvprof_kit._instrument.ranges.ranges import Layer
+from nvprof_kit._instrument.patches import Patch, never_fails
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +70,7 @@ class HostLoop(InferredLoop):
         *,
         first: int = 0,
         watch: bool = True,
-        entered: Sequence[nn.Module] = (),
+        with_parts: bool = False,
     ) -> None:
         """Begin the loop. If the loop of another framework already runs on the same model, this one stays inactive.
 
@@ -81,7 +78,7 @@ class HostLoop(InferredLoop):
             models: The called models: one model, its pipeline stages, or several by name.
             first: Number of the first step.
             watch: Detect phases through hooks on PyTorch; False if the framework reports all of them.
-            entered: Parts of a model that the framework calls directly.
+            with_parts: The framework calls the children of the models directly too.
         """
         if isinstance(models, nn.Module):
             named: Mapping[str, nn.Module] = {"": models}
@@ -102,16 +99,10 @@ class HostLoop(InferredLoop):
             if self._annotation is not None and not is_ranged(model):
                 options = {**self._annotation, "steps": False}
                 self.handles.append(annotate_under(name, model) if name else annotate_model(model, **options))
-        self.start(named.values(), entered, watch=watch)
+        parts = [child.module for model in named.values() for child in children(Submodule("", model)) if with_parts]
+        self.start(named.values(), [part for part in parts if any(True for _ in part.parameters())], watch=watch)
         if not self.broken:
-            schedule: Switch = self._asked
-            if schedule is None:
-                try:
-                    schedule = Schedule.of(None) or False
-                except UsageError as error:
-                    warn(f"{error}; nothing is recorded by it")
-                    schedule = False
-            self._recording = record(self._path, schedule=schedule)
+            self._recording = record(self._path, schedule=self._asked)
             self._recording.__enter__()
 
     @never_fails
@@ -142,6 +133,8 @@ class HostLoop(InferredLoop):
 class Hosted:
     """What the classes of all hosts have in common: the loop that they drive, and its end.
 
+    A method that `never_fails` ends the loop with a warning if it raises.
+
     Args:
         schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
         path: Trace file of the embedded recorder; ``run.json.gz`` by default.
@@ -151,17 +144,30 @@ class Hosted:
         UsageError: The schedule is invalid.
 
     Attributes:
-        loop: The loop, of the class `loop_type`.
+        loop: The loop.
+        patches: Patches of the host, removed by `close`.
     """
 
-    loop: HostLoop
-    loop_type: ClassVar[type[HostLoop]] = HostLoop
+    own_steps: ClassVar[bool] = False
+    """The framework does not report steps, so they are inferred."""
 
     def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
-        self.loop = self.loop_type(schedule, path=path, annotation=annotation)
+        self.loop = HostLoop(schedule, path=path, annotation=annotation, own_steps=self.own_steps)
+        self.patches: list[Patch] = []
+
+    @property
+    def broken(self) -> bool:
+        """Whether an exception has ended the loop."""
+        return self.loop.broken
+
+    def give_up(self, error: Exception) -> None:
+        """End the loop with a warning."""
+        self.loop.give_up(error)
 
     def close(self, *_event: Any, **_about: Any) -> None:
         """End the loop and write what was recorded."""
+        while self.patches:
+            self.patches.pop().remove()
         self.loop.end()
 
     def __enter__(self) -> Self:
@@ -210,76 +216,3 @@ def calling_object(attribute: str) -> Any:
         frame = frame.f_back
     candidate = None if frame is None else frame.f_locals.get("self")
     return candidate if hasattr(candidate, attribute) else None
-
-
-class EngineLoop(HostLoop):
-    """The steps of a serving process, defined by the model runner that loads its model first.
-
-    The runner of a draft model, which loads later, has its layers ranged under ``draft``; its calls are part of the
-    first runner's step.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(annotation={"backward": False})
-        self._runner: weakref.ref[Any] | None = None
-
-    def _is_first(self, runner: Any) -> bool:
-        return self._runner is not None and self._runner() is runner
-
-    @never_fails
-    def loaded(self, runner: Any, model: nn.Module) -> None:
-        """A runner has loaded its model."""
-        if self._runner is None or self._runner() is None or self._is_first(runner):
-            self._runner = weakref.ref(runner)
-            self.begin(model, watch=False)
-        elif model not in session.annotated:
-            self.handles.append(annotate_under("draft", model))
-
-    @never_fails
-    def called(self, runner: Any, phase: str) -> None:
-        """A runner runs a batch; this ends the previous step if sampling did not."""
-        self.sampled(runner)
-        if self._is_first(runner):
-            self.step_begin()
-            self.phase(phase)
-
-    @never_fails
-    def sampled(self, runner: Any) -> None:
-        """A runner has sampled; this ends the step. Work until the next batch belongs to no step."""
-        if self._is_first(runner) and self.in_step:
-            self.step_end()
-
-    @contextmanager
-    def capturing(self, size: int) -> Iterator[None]:
-        """Capture the CUDA graph of a batch size in the block; layers are named ``graph8.model.layers.3``."""
-        layers = [] if session.backend is None else [layer for handle in self.handles for layer in handle.layers]
-        captured = [Layer(f"graph{size}.{layer.path}", backward=False) for layer in layers]
-        if layers:
-            self.phase("capture")
-        for layer, in_graph in zip(layers, captured, strict=True):
-            layer.swap(in_graph)
-        try:
-            yield
-        finally:
-            for layer, in_graph in zip(layers, captured, strict=True):
-                layer.swap(in_graph)
-            self.phase(None)
-
-
-def phase_of(tokens: list[int], decode_tokens: int = 1) -> str:
-    """``decode`` if all sequences of a batch have at most `decode_tokens` new tokens, ``prefill`` if all have more,
-    else ``mixed``.
-    """
-    decoding = sum(count <= decode_tokens for count in tokens)
-    return "decode" if decoding == len(tokens) else "mixed" if decoding else "prefill"
-
-
-_engine: EngineLoop | None = None
-
-
-def engine() -> EngineLoop:
-    """The engine loop of this process."""
-    global _engine  # noqa: PLW0603
-    if _engine is None:
-        _engine = EngineLoop()
-    return _engine

@@ -19,9 +19,8 @@ from typing import Any
 from accelerate.utils import ProfileKwargs
 
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.patches import never_fails
 from nvprof_kit._instrument.ranks import rank
-from nvprof_kit.integrations._host import HostLoop, calling_object
+from nvprof_kit.integrations._host import Hosted, calling_object
 
 
 @dataclass
@@ -53,28 +52,32 @@ class LayerProfileKwargs(ProfileKwargs):  # type: ignore[misc]  # accelerate has
         if path is None and self.output_trace_dir is not None:
             Path(self.output_trace_dir).mkdir(parents=True, exist_ok=True)
             path = Path(self.output_trace_dir) / f"run.rank{rank()}.json.gz"
-        loop = HostLoop(self.schedule, path=path, annotation=self.annotation, own_steps=True)
-        return LayerProfiler(loop, calling_object("_models"))
+        return LayerProfiler(calling_object("_models"), self.schedule, path, **self.annotation)
 
 
-class LayerProfiler:
+class LayerProfiler(Hosted):
     """The ``profiler`` of ``with accelerator.profile(LayerProfileKwargs()) as profiler:``.
 
     Args:
-        loop: The ranged loop.
         accelerator: The accelerator with the prepared models.
+        schedule: As of `Hosted`.
+        path: As of `Hosted`.
+        annotation: As of `Hosted`.
     """
 
-    def __init__(self, loop: HostLoop, accelerator: Any) -> None:
-        self.loop = loop
+    own_steps = True
+
+    def __init__(self, accelerator: Any, schedule: Switch, path: str | Path | None, **annotation: Any) -> None:
+        super().__init__(schedule, path, **annotation)
         self._accelerator = accelerator
-
-    def __enter__(self) -> LayerProfiler:
-        _begin(self.loop, self._accelerator)
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.loop.end()
+        try:
+            models = [accelerator.unwrap_model(model) for model in accelerator._models]
+            if not models:
+                raise LookupError("the accelerator has no model; call accelerator.prepare before accelerator.profile")
+            self.loop.accumulation = accelerator.gradient_accumulation_steps
+            self.loop.begin(models)
+        except Exception as error:  # the program must run without ranges
+            self.give_up(error)
 
     def step(self) -> None:
         """End an iteration; it ends the step unless gradients are still being accumulated."""
@@ -83,15 +86,3 @@ class LayerProfiler:
 
     def export_chrome_trace(self, _path: str) -> None:
         """Called by Accelerate with a trace folder; does nothing, the recorder has already written the trace."""
-
-
-def _begin(loop: HostLoop, accelerator: Any) -> None:
-    @never_fails
-    def begin(loop: HostLoop) -> None:
-        models = [accelerator.unwrap_model(model) for model in accelerator._models]
-        if not models:
-            raise LookupError("the accelerator has no model; call accelerator.prepare before accelerator.profile")
-        loop.accumulation = accelerator.gradient_accumulation_steps
-        loop.begin(models)
-
-    begin(loop)

@@ -12,20 +12,8 @@ from typing import Any
 
 from composer import Callback
 
-from nvprof_kit._instrument.modules.blocks import Submodule, children
 from nvprof_kit._instrument.patches import never_fails
-from nvprof_kit.integrations._host import Hosted, HostLoop
-
-
-class _TrainerLoop(HostLoop):
-    @never_fails
-    def begin_training(self, state: Any) -> None:
-        """Begin training; Composer calls ``ComposerModel.forward`` directly, so its parts are watched too."""
-        parts = [child.module for child in children(Submodule("", state.model))]
-        size, micro = state.device_train_microbatch_size, getattr(state.train_dataloader, "batch_size", None)
-        self.accumulation = -(-micro // size) if isinstance(size, int) and isinstance(micro, int) else 1
-        self.train_dataset = getattr(state.train_dataloader, "dataset", None)
-        self.begin(state.model, first=int(state.timestamp.batch), entered=parts)
+from nvprof_kit.integrations._host import Hosted
 
 
 class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # composer may be missing
@@ -35,13 +23,15 @@ class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # composer may be 
     those of `Hosted`.
     """
 
-    loop: _TrainerLoop
-    loop_type = _TrainerLoop
     fit_end = Hosted.close
 
+    @never_fails
     def fit_start(self, state: Any, logger: Any) -> None:
-        """Training begins or resumes."""
-        self.loop.begin_training(state)
+        """Training begins or resumes; Composer calls ``ComposerModel.forward`` directly, so parts are watched too."""
+        size, micro = state.device_train_microbatch_size, getattr(state.train_dataloader, "batch_size", None)
+        self.loop.accumulation = -(-micro // size) if isinstance(size, int) and isinstance(micro, int) else 1
+        self.loop.train_dataset = getattr(state.train_dataloader, "dataset", None)
+        self.loop.begin(state.model, first=int(state.timestamp.batch), with_parts=True)
 
     def batch_start(self, state: Any, logger: Any) -> None:
         """A batch is available."""

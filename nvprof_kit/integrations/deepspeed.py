@@ -37,20 +37,13 @@ class annotate_engine(Hosted):
 
     def __init__(self, engine: Any, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
         super().__init__(schedule, path, **annotation)
-        self._patches: list[Patch] = []
         try:
             self.loop.accumulation = engine.gradient_accumulation_steps()
             self.loop.begin(engine.module, first=engine.global_steps)
-            self._patches.append(Patch(engine, "backward", around(self.loop.backward_begins, self.loop.backward_ends)))
-            self._patches.append(Patch(engine, "step", functools.partial(_around_step, self.loop, engine)))
+            self.patches.append(Patch(engine, "backward", around(self.loop.backward_begins, self.loop.backward_ends)))
+            self.patches.append(Patch(engine, "step", functools.partial(_around_step, self.loop, engine)))
         except Exception as error:  # the engine must work without ranges
-            self.loop.give_up(error)
-
-    def close(self, *_event: Any, **_about: Any) -> None:
-        """End the loop and write what was recorded."""
-        for patch in self._patches:
-            patch.remove()
-        super().close()
+            self.give_up(error)
 
 
 def _around_step(loop: HostLoop, engine: Any, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +51,7 @@ def _around_step(loop: HostLoop, engine: Any, step: Callable[..., Any]) -> Calla
     def ranged(*args: Any, **kwargs: Any) -> Any:
         if not engine.is_gradient_accumulation_boundary():
             return step(*args, **kwargs)
-        loop.optimizer_begins(engine)
+        loop.optimizer_begins(engine.optimizer)
         try:
             return step(*args, **kwargs)
         finally:

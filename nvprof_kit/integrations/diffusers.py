@@ -72,11 +72,9 @@ class annotate_pipeline(Hosted):
         UsageError: The schedule is invalid.
     """
 
-    loop: _PipelineLoop
-    loop_type = _PipelineLoop
-
     def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
-        super().__init__(schedule, path)
+        super().__init__()
+        self.loop: _PipelineLoop = _PipelineLoop(schedule, path=path, annotation={})
         self._points: _Points | None = None
         try:
             models = {

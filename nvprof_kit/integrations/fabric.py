@@ -12,12 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvprof_kit.integrations._host import Hosted, HostLoop
-
-
-class _FabricLoop(HostLoop):
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options, own_steps=True)
+from nvprof_kit.integrations._host import Hosted
 
 
 class FabricCallback(Hosted):
@@ -27,7 +22,7 @@ class FabricCallback(Hosted):
     stepped and the next batch is fetched or the model is called. The arguments are those of `Hosted`.
     """
 
-    loop_type = _FabricLoop
+    own_steps = True
 
     def on_after_setup(self, fabric: Any = None, module: Any = None) -> None:
         """A model is set up; further ones have their class before the names of their layers."""

@@ -13,16 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from nvprof_kit._instrument.patches import never_fails
-from nvprof_kit.integrations._host import Hosted, HostLoop
-
-
-class _TrainerLoop(HostLoop):
-    @never_fails
-    def begin_training(self, args: Any, state: Any, **about: Any) -> None:
-        """Begin training with the trainer's arguments, state and components."""
-        self.accumulation = args.gradient_accumulation_steps
-        self.train_dataset = getattr(about.get("train_dataloader"), "dataset", None)
-        self.begin(about["model"], first=state.global_step)
+from nvprof_kit.integrations._host import Hosted
 
 
 class LayerCallback(Hosted, TrainerCallback):  # type: ignore[misc]  # transformers has no types
@@ -33,12 +24,12 @@ class LayerCallback(Hosted, TrainerCallback):  # type: ignore[misc]  # transform
     between steps. The arguments are those of `Hosted`.
     """
 
-    loop: _TrainerLoop
-    loop_type = _TrainerLoop
-
+    @never_fails
     def on_train_begin(self, args: Any, state: Any, _control: Any, **about: Any) -> None:
         """Training begins or resumes."""
-        self.loop.begin_training(args, state, **about)
+        self.loop.accumulation = args.gradient_accumulation_steps
+        self.loop.train_dataset = getattr(about.get("train_dataloader"), "dataset", None)
+        self.loop.begin(about["model"], first=state.global_step)
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_about: Any) -> None:
         """The batches of a step have been fetched."""

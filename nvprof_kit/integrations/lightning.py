@@ -18,26 +18,11 @@ try:
 except ImportError:  # installed under its older name
     from pytorch_lightning import Callback
 
-from nvprof_kit._instrument.modules.blocks import Submodule, children
 from nvprof_kit._instrument.patches import never_fails
-from nvprof_kit.integrations._host import Hosted, HostLoop
+from nvprof_kit.integrations._host import Hosted
 from nvprof_kit.integrations.fabric import FabricCallback
 
 __all__ = ["FabricCallback", "LayerCallback"]
-
-
-class _TrainerLoop(HostLoop):
-    @never_fails
-    def begin_with(self, pl_module: Any, first: int = 0) -> None:
-        """Begin the loop; ``training_step`` may call the parts of the module directly, so they are watched too."""
-        parts = [child.module for child in children(Submodule("", pl_module))]
-        self.begin(pl_module, first=first, entered=[child for child in parts if any(True for _ in child.parameters())])
-
-    @never_fails
-    def batch_ends(self, global_step: int) -> None:
-        """A batch has ended, after this many optimizer steps."""
-        if self.optimizer_has_stepped or global_step > self.number:
-            self.step_end()
 
 
 class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # the package may be missing
@@ -48,23 +33,24 @@ class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # the package may 
     arguments are those of `Hosted`.
     """
 
-    loop: _TrainerLoop
-    loop_type = _TrainerLoop
     teardown = on_exception = Hosted.close
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """A stage (fit, validate, test, predict) begins."""
         if stage != "fit":
-            self.loop.begin_with(pl_module)
+            self.loop.begin(pl_module, with_parts=True)
 
+    @never_fails
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model is on its device."""
+        """The model is on its device; ``training_step`` may call its parts directly, so they are watched too."""
         self.loop.accumulation = trainer.accumulate_grad_batches
-        self.loop.begin_with(pl_module, first=trainer.global_step)
+        self.loop.begin(pl_module, first=trainer.global_step, with_parts=True)
 
+    @never_fails
     def on_train_batch_end(self, trainer: Any, _pl_module: Any, _outputs: Any, _batch: Any, _batch_idx: int) -> None:
         """End a micro-batch, and the step if the optimizer has stepped."""
-        self.loop.batch_ends(trainer.global_step)
+        if self.loop.optimizer_has_stepped or trainer.global_step > self.loop.number:
+            self.loop.step_end()
 
     def on_validation_start(self, _trainer: Any, _pl_module: Any) -> None:
         """An evaluation begins."""

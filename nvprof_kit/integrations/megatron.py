@@ -13,64 +13,47 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.patches import Patch, after_import, around, never_fails
-from nvprof_kit.integrations._host import Hosted, HostLoop
+from nvprof_kit.integrations._host import Hosted
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 TRAINING = "megatron.training.training"
 
 
-class _MegatronLoop(HostLoop):
-    _patches: Sequence[Patch] = ()
-
+class _Training(Hosted):
     @never_fails
-    def begin_training(self, chunks: Any, first: int) -> None:
+    def begin(self, chunks: Any, first: int) -> None:
         """Begin training with the model chunks of this rank."""
         models = []
         for chunk in chunks if isinstance(chunks, (list, tuple)) else [chunks]:
             while hasattr(chunk, "module"):  # wrappers (DistributedDataParallel, Float16Module), which call it in turn
                 chunk = chunk.module  # noqa: PLW2901
             models.append(chunk)
-        self.begin(models, first=first)
-        schedules = sys.modules.get(SCHEDULES)
-        if schedules is not None and not self._patches:
-            self._patches = [Patch(schedules, "backward_step", around(self.backward_begins, self.backward_ends))]
-
-    @never_fails
-    def ensure_training(self, chunks: Any, iteration: int | None) -> None:
-        """Begin a training step, possibly the first."""
-        if not self.runs:
-            self.begin_training(chunks, iteration or 0)
-        self.step_begin(iteration)
-
-    def undo(self) -> None:
-        """End the loop."""
-        for patch in self._patches:
-            patch.remove()
-        self._patches = ()
-        super().undo()
+        self.loop.begin(models, first=first)
+        if SCHEDULES in sys.modules:
+            backward = around(self.loop.backward_begins, self.loop.backward_ends)
+            self.patches.append(Patch(sys.modules[SCHEDULES], "backward_step", backward))
 
 
-class LayerCallback(Hosted):
+class LayerCallback(_Training):
     """Range the layers of Megatron-Bridge's model chunks, and steps, phases and evaluations.
 
     It implements ``megatron.bridge.training.callbacks.Callback`` without inheriting from it, so it can be constructed
     without Megatron-Bridge installed. The arguments are those of `Hosted`.
     """
 
-    loop: _MegatronLoop
-    loop_type = _MegatronLoop
     on_train_end = Hosted.close
 
+    @never_fails
     def on_train_start(self, context: Any) -> None:
         """Training begins or resumes."""
         first = getattr(getattr(context.state, "train_state", None), "step", 0)
-        self.loop.begin_training(context.model, int(first))
+        self.begin(context.model, int(first))
 
     def on_train_step_start(self, _context: Any) -> None:
         """A step begins."""
@@ -92,7 +75,7 @@ class LayerCallback(Hosted):
     on_test_end = on_eval_end
 
 
-class annotate_training(Hosted):
+class annotate_training(_Training):
     """Range the layers, steps, phases and evaluations of Megatron-LM's ``pretrain``.
 
     Wraps its functions ``train_step`` and ``evaluate``, now or when ``megatron.training`` is imported. Megatron-LM's
@@ -100,34 +83,27 @@ class annotate_training(Hosted):
     of layers. The arguments are those of `Hosted`.
     """
 
-    loop: _MegatronLoop
-    loop_type = _MegatronLoop
-
     def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
         super().__init__(schedule, path, **annotation)
-        self._patches: list[Patch] = []
-        after_import(TRAINING, self._wrap)
+        after_import(TRAINING, self.wrap)
 
-    def _wrap(self, training: Any) -> None:
-        self._patches += [
-            Patch(training, "train_step", functools.partial(_around_train_step, self.loop)),
+    def wrap(self, training: Any) -> None:
+        """Wrap the functions of Megatron-LM's module of training."""
+        self.patches += [
+            Patch(training, "train_step", self._around_train_step),
             Patch(training, "evaluate", around(self.loop.evaluation_begins, self.loop.evaluation_ends)),
         ]
 
-    def close(self, *_event: Any, **_about: Any) -> None:
-        """End the loop and write what was recorded."""
-        while self._patches:
-            self._patches.pop().remove()
-        super().close()
+    def _around_train_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def train_step(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            iteration = kwargs.get("iteration")
+            if not self.loop.runs:
+                self.begin(model, iteration or 0)
+            self.loop.step_begin(iteration)
+            try:
+                return method(forward_step_func, data_iterator, model, *args, **kwargs)
+            finally:
+                self.loop.step_end()
 
-
-def _around_train_step(loop: _MegatronLoop, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def train_step(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        loop.ensure_training(model, kwargs.get("iteration"))
-        try:
-            return method(forward_step_func, data_iterator, model, *args, **kwargs)
-        finally:
-            loop.step_end()
-
-    return train_step
+        return train_step

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from nvprof_kit._instrument.patches import warn
-from nvprof_kit.integrations._host import engine, listens
+from nvprof_kit.integrations._engine import engine, load_model, sample
+from nvprof_kit.integrations._host import listens
 
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"
+_PHASES = {"EXTEND": "prefill", "SPLIT_PREFILL": "prefill", "DLLM_EXTEND": "prefill", "MIXED": "mixed", "IDLE": "idle"}
 
 
 def register() -> None:
@@ -33,35 +35,14 @@ def register() -> None:
         warn(f"SGLang is not ranged ({type(error).__name__}: {error})")
 
 
-def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """Annotate the model that a runner has loaded."""
-    result = method(runner, *args, **kwargs)
-    engine().loaded(runner, runner.model)
-    return result
-
-
 def forward(method: Callable[..., Any], runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Range a batch as a step, from here to the end of its sampling."""
-    engine().called(runner, _phase(getattr(forward_batch, "forward_mode", None)))
+    mode = getattr(forward_batch, "forward_mode", None)
+    engine().called(runner, _PHASES.get(getattr(mode, "name", ""), "decode"))
     return method(runner, forward_batch, *args, **kwargs)
-
-
-def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """End the step."""
-    try:
-        return method(runner, *args, **kwargs)
-    finally:
-        engine().sampled(runner)
 
 
 def capture_one_shape(method: Callable[..., Any], graphs: Any, size: int, *args: Any, **kwargs: Any) -> Any:
     """Name the layers in the CUDA graph of a batch size."""
     with engine().capturing(size):
         return method(graphs, size, *args, **kwargs)
-
-
-_PHASES = {"EXTEND": "prefill", "SPLIT_PREFILL": "prefill", "DLLM_EXTEND": "prefill", "MIXED": "mixed", "IDLE": "idle"}
-
-
-def _phase(mode: Any) -> str:
-    return _PHASES.get(getattr(mode, "name", ""), "decode")

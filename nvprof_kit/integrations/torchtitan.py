@@ -13,7 +13,6 @@ from typing import Any
 
 from torchtitan.tools.profiler import Profiler
 
-from nvprof_kit._instrument.patches import never_fails
 from nvprof_kit.integrations._host import HostLoop, calling_object
 
 
@@ -43,8 +42,13 @@ class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missin
         entered = super().__enter__()
         config = self._config
         annotation = {} if config.depth < 0 else {"depth": config.depth}
-        self._loop = _TrainerLoop(config.schedule or None, path=config.trace or None, annotation=annotation)
-        self._loop.begin_training(calling_object("model_parts"), self._global_step)
+        self._loop = HostLoop(config.schedule or None, path=config.trace or None, annotation=annotation)
+        trainer = calling_object("model_parts")
+        if trainer is None:
+            self._loop.give_up(LookupError("no trainer with model_parts among the callers"))
+        else:
+            self._loop.accumulation = getattr(trainer, "gradient_accumulation_steps", 1)
+            self._loop.begin(list(trainer.model_parts), first=self._global_step + 1)
         return entered
 
     def step(self) -> None:
@@ -56,13 +60,3 @@ class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missin
         """End training, also after an exception."""
         self._loop.end()
         return bool(super().__exit__(kind, error, traceback))
-
-
-class _TrainerLoop(HostLoop):
-    @never_fails
-    def begin_training(self, trainer: Any, global_step: int) -> None:
-        """Begin training after this many steps."""
-        if trainer is None:
-            raise LookupError("no trainer with model_parts among the callers")
-        self.accumulation = getattr(trainer, "gradient_accumulation_steps", 1)
-        self.begin(list(trainer.model_parts), first=global_step + 1)

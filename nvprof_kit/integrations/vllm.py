@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nvprof_kit._instrument.patches import after_import, warn
-from nvprof_kit.integrations._host import engine, listens, phase_of
+from nvprof_kit.integrations._engine import engine, load_model, phase_of, sample
+from nvprof_kit.integrations._host import listens
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 """Modules with a class ``GPUModelRunner``."""
@@ -30,87 +31,54 @@ def register() -> None:
     try:
         if listens():
             _registered = True
+            around = {"load_model": load_model, "execute_model": execute_model, "sample_tokens": sample}
+            around["_warmup_and_capture"] = capture_size
             for module in RUNNERS:
-                after_import(module, _range_runner)
-            after_import(GRAPHS, lambda module: _replace(module.CudaGraphManager, "capture", _capturing_each))
+                after_import(module, lambda module: _put_around(module.GPUModelRunner, **around))
+            after_import(GRAPHS, lambda module: _put_around(module.CudaGraphManager, capture=capture_sizes))
     except Exception as error:  # vLLM must start without ranges
         warn(f"vLLM is not ranged ({type(error).__name__}: {error})")
 
 
-def _range_runner(module: Any) -> None:
-    runner = module.GPUModelRunner
-    _replace(runner, "load_model", _loading)
-    _replace(runner, "execute_model", _executing)
-    _replace(runner, "sample_tokens", _sampling)
-    _replace(runner, "_warmup_and_capture", _capturing)
+def _put_around(cls: Any, **hooks: Callable[..., Any]) -> None:
+    def replacement(method: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.wraps(method)(lambda self, *args, **kwargs: hook(method, self, *args, **kwargs))
+
+    for name in hooks.keys() & vars(cls).keys():
+        setattr(cls, name, replacement(vars(cls)[name], hooks[name]))
 
 
-def _replace(cls: Any, name: str, make: Callable[..., Callable[..., Any]]) -> None:
-    if name in vars(cls):
-        setattr(cls, name, functools.wraps(vars(cls)[name])(make(vars(cls)[name])))
-
-
-def _loading(method: Callable[..., Any]) -> Callable[..., Any]:
-    def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        result = method(runner, *args, **kwargs)
-        engine().loaded(runner, getattr(runner, "model", None) or runner.get_model())
-        return result
-
-    return load_model
-
-
-def _executing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def execute_model(runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        phase = _phase(scheduler_output)
-        if phase is None or kwargs.get("dummy_run"):
-            return method(runner, scheduler_output, *args, **kwargs)
-        engine().called(runner, phase)
-        result = method(runner, scheduler_output, *args, **kwargs)
-        if result is not None:  # else `sample_tokens` follows
-            engine().sampled(runner)
-        return result
-
-    return execute_model
-
-
-def _phase(scheduler_output: Any) -> str | None:
-    """The phase of a scheduled batch, None for an empty one; verifying drafted tokens counts as decoding."""
+def execute_model(method: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    """Range a batch as a step, from here to the end of its sampling."""
     counts = getattr(scheduler_output, "num_scheduled_tokens", None)
-    if not counts:
-        return None
-    drafted = getattr(scheduler_output, "scheduled_spec_decode_tokens", None) or {}
-    return phase_of([count - len(drafted.get(request, ())) for request, count in counts.items()])
+    if not counts or kwargs.get("dummy_run"):
+        return method(runner, scheduler_output, *args, **kwargs)
+    drafted = getattr(scheduler_output, "scheduled_spec_decode_tokens", None) or {}  # verifying them is decoding
+    engine().called(runner, phase_of([count - len(drafted.get(request, ())) for request, count in counts.items()]))
+    result = method(runner, scheduler_output, *args, **kwargs)
+    if result is not None:  # else `sample_tokens` follows
+        engine().sampled(runner)
+    return result
 
 
-def _sampling(method: Callable[..., Any]) -> Callable[..., Any]:
-    def sample_tokens(runner: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(runner, *args, **kwargs)
-        finally:
-            engine().sampled(runner)
-
-    return sample_tokens
+def capture_size(method: Callable[..., Any], runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
+    """Name the layers in the CUDA graph of a batch size."""
+    with engine().capturing(getattr(desc, "num_tokens", 0)):
+        return method(runner, desc, *args, **kwargs)
 
 
-def _capturing(method: Callable[..., Any]) -> Callable[..., Any]:
-    def capture(runner: Any, desc: Any, *args: Any, **kwargs: Any) -> Any:
-        with engine().capturing(getattr(desc, "num_tokens", 0)):
-            return method(runner, desc, *args, **kwargs)
+def capture_sizes(
+    method: Callable[..., Any], manager: Any, create_forward_fn: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Name the layers in the CUDA graph of each batch size."""
 
-    return capture
+    def create(desc: Any, *more: Any, **named: Any) -> Callable[..., Any]:
+        forward = create_forward_fn(desc, *more, **named)
 
+        def run(*call: Any, **options: Any) -> Any:
+            with engine().capturing(getattr(desc, "num_tokens", 0)):
+                return forward(*call, **options)
 
-def _capturing_each(method: Callable[..., Any]) -> Callable[..., Any]:
-    def capture(manager: Any, create_forward_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def create(desc: Any, *own: Any, **named: Any) -> Callable[..., Any]:
-            forward = create_forward_fn(desc, *own, **named)
+        return run
 
-            def run(*given: Any, **options: Any) -> Any:
-                with engine().capturing(getattr(desc, "num_tokens", 0)):
-                    return forward(*given, **options)
-
-            return run
-
-        return method(manager, create, *args, **kwargs)
-
-    return capture
+    return method(manager, create, *args, **kwargs)
