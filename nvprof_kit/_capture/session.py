@@ -32,6 +32,9 @@ _PROGRESS = re.compile(
 )
 """What nsys prints about its progress, and with the names of files that are moved."""
 
+_FAILED = re.compile(r"^End of file|Connection to the Agent lost|QuadDCommon::SystemException")
+"""What nsys says when it loses its agent or a semaphore of its own, as it does in a few of some hundred runs."""
+
 IsEmpty = Callable[[Path], bool]
 
 
@@ -304,7 +307,7 @@ class NsysSupervisor(Supervisor):
             self._environ["TMPDIR"] = str(self.state)
         self._stay = stay
         self._ends_with_capture = ends_with_capture
-        self._agent_lost = False
+        self._has_failed = False
 
     @property
     def began(self) -> bool:
@@ -312,7 +315,7 @@ class NsysSupervisor(Supervisor):
         return self._program() is not None
 
     def run(self, nsys: Sequence[str], program: Sequence[str]) -> int:
-        """Run nsys on a program until both have ended; once more if nsys loses its agent before the program begins.
+        """Run nsys on a program until both have ended; once more if nsys fails by itself before the program.
 
         Returns:
             The program's exit status, 128 and the signal's number if it was killed.
@@ -323,15 +326,15 @@ class NsysSupervisor(Supervisor):
         shim = ["bash", *map(str, between), os.environ.get("TMPDIR", ""), "stay" if self._stay else "become"]
         command = [*nsys, *shim, *program]
         status = self._supervise(command, descriptors)
-        if self._agent_lost and not self.began and not self.interrupted:
-            say("nsys lost its own agent before it began the program, and is started again")
+        if self._has_failed and not self.began and not self.interrupted:
+            say("nsys failed by itself before it began the program, and is started again")
             self.end_orphans()
             status = self._supervise(command, descriptors)
         self.ignore_signals()
         return status
 
     def _supervise(self, command: Sequence[str], descriptors: Sequence[int]) -> int:
-        self._agent_lost = False
+        self._has_failed = False
         self._child = subprocess.Popen(
             command,
             env=self._environ,
@@ -363,7 +366,7 @@ class NsysSupervisor(Supervisor):
             text = line.decode(errors="replace").strip()
             if text.startswith("Generating '") and self._ends_with_capture:
                 self._tell_program(signal.SIGTERM)
-            self._agent_lost |= text.startswith("End of file") or "Connection to the Agent lost" in text
+            self._has_failed |= _FAILED.search(text) is not None
             relay(line.decode(errors="replace"), self._stage)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:

@@ -91,6 +91,7 @@ def _dry(call: str) -> list[str]:
 
 RANGES = "with --replay {} ncu measures ranges, and no kernels by their names"
 LAUNCHER = "--rank 0: the launcher has to start rank.sh on each rank: -- {} ... "
+RANK_SH = shlex.quote(str(RECIPES / "rank.sh"))
 REFUSED = [
     ("-o layer -- x", "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite"),
     ("-l a -k b -- x", "--kernel and --layer exclude each other: each says what to measure"),
@@ -101,8 +102,8 @@ REFUSED = [
     ("-o layer -l a -s flops -- x", "no set 'flops'; there are: base communication memory occupancy roofline"),
     ("-o kernels -k a --replay app-range -- x", RANGES.format("app-range")),
     ("-o roofline --roofline --replay range -l a -- x", "with --replay range ncu gives no peaks"),
-    ("-l a --rank 0 -- /bin/torchrun train.py", f"{LAUNCHER.format('torchrun')}--no-python {RECIPES}/rank.sh python"),
-    ("-l a --rank 0 -- mpirun -np 8 python train.py", f"{LAUNCHER.format('mpirun')}{RECIPES}/rank.sh python train.py"),
+    ("-l a --rank 0 -- /bin/torchrun train.py", f"{LAUNCHER.format('torchrun')}--no-python {RANK_SH} python"),
+    ("-l a --rank 0 -- mpirun -np 8 python train.py", f"{LAUNCHER.format('mpirun')}{RANK_SH} python train.py"),
     ("-l a --rank 0 -- accelerate launch rank.sh train.py", "--rank 0: without --no_python the launcher takes rank.sh"),
     ("-o top -c none.sqlite -- x", "none.sqlite: no such file"),
     ("-o top -c text.sqlite -- x", "text.sqlite: of an unknown format"),
@@ -217,7 +218,7 @@ def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
     done = rank("true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("rank.sh: cannot write to /no/folder; set TMPDIR to a folder that can be written\n")
-    command = f"ulimit -f 10; trap '' XFSZ; exec {RECIPES}/rank.sh true"
+    command = f"ulimit -f 10; trap '' XFSZ; exec {RANK_SH} true"
     done = execute("bash", "-c", command, RANK="0", TMPDIR=str(tmp_path), **UNDER_NCU)
     assert done.returncode == 3
     assert done.stderr.endswith(
