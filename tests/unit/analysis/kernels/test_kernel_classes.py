@@ -77,7 +77,7 @@ def test_what_matches_no_rule_is_other_and_told(file: NsysFile) -> None:
     ],
 )
 def test_kernels_and_ranges_have_rules_in_one_file(ranges: str, layer: str, file: NsysFile, tmp_path: Path) -> None:
-    file.range_("layers.0", 100, 200)
+    file.range_("layers.0", 100, 200, category=None)
     file.kernel(300, 330, launched=(110, 115), name="frobnicate")
     own = tmp_path / "own.toml"
     own.write_text(ranges + "[[kernel]]\nname = 'own'\nclass = 'softmax'\nmatch = 'FROB'\n")
