@@ -93,17 +93,15 @@ EXAMPLES = {
     "breakdown-copies": "breakdown slow-2024.2.sqlite.xz --view copies --top 3",
     "breakdown-queue": "breakdown ddp.rank0-2024.2.sqlite.xz --view queue",
     "summary-operator": "summary slow-operators-2024.2.sqlite.xz --view operator --top 10",
-    "ranks": "ranks ranks/ranks-ddp-layer.rank0-2024.2.sqlite.xz ranks/ranks-ddp-layer.rank1-2024.2.sqlite.xz "
-    "--workers 1 --top 5",
+    "ranks": "ranks ranks/ranks-ddp-layer.rank0-2024.2.sqlite.xz ranks/ranks-ddp-layer.rank1-2024.2.sqlite.xz --top 5",
     "summary-device": "summary slow-cpu-2024.2.sqlite.xz --view device",
     "tutorial-breakdown": "breakdown slow-cpu-2024.2.sqlite.xz --view steps",
     "tutorial-advise": "advise slow-cpu-2024.2.sqlite.xz --top 2",
     "howto-idle": "breakdown slow-cpu-2024.2.sqlite.xz --view idle --top 5",
-    "howto-ranks": "ranks ranks/ddp-layer.rank0-2024.2.sqlite.xz ranks/ddp-layer.rank1-2024.2.sqlite.xz "
-    "--workers 1 --top 3",
+    "howto-ranks": "ranks ranks/ddp-layer.rank0-2024.2.sqlite.xz ranks/ddp-layer.rank1-2024.2.sqlite.xz --top 3",
     "howto-diff": "diff eager-2023.4.sqlite.xz checkpoint-2023.4.sqlite.xz --top 8",
     "howto-ncu": "ncu plan ncu/encoder-2024.2.sqlite.xz --share 0.4",
-    "howto-memory": "layers memory/caching-2024.2.sqlite.xz --memory --depth 2",
+    "howto-memory": "layers memory/caching-2024.2.sqlite.xz --columns memory --depth 2",
 }
 """Commands of which a page shows what they print, on committed captures of an H200."""
 

@@ -64,6 +64,9 @@ _SAMPLED = {
 }  # fmt: skip
 """The sampled columns: heading, meaning, and the names of nsys's metrics on different GPUs."""
 
+MIN_SAMPLES = 20
+"""A layer with fewer samples has no figures."""
+
 COLUMNS: Columns = {
     "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
     "phase": Column(
@@ -91,7 +94,6 @@ class Metrics(ByLayer):
         all_steps: Number of steps in the capture.
         overall: The same figures over all GPU busy time, by column.
         info: Recording tool, GPUs and processes of the capture.
-        floor: Minimum number of samples for a row to have figures.
         parents: The enclosing layer of each layer, '' at the top.
         means: The figures of `rows`, in the same order, whether or not there are enough samples.
     """
@@ -102,7 +104,6 @@ class Metrics(ByLayer):
     all_steps: int
     overall: dict[str, float]
     info: CaptureInfo
-    floor: float
     parents: Mapping[str, str]
     means: pd.DataFrame
 
@@ -120,7 +121,7 @@ class Metrics(ByLayer):
         means = self.means.loc[rows.index]
         weight = means["samples"]
         samples = float(weight.sum())
-        enough = samples >= self.floor and samples > 0
+        enough = samples >= MIN_SAMPLES
         figures = {}
         for name in _SAMPLED:
             measured = means[name].notna()
@@ -148,18 +149,11 @@ class _Samples(NamedTuple):
         return _Samples(self.start[samples], self.end[samples], {name: of[samples] for name, of in self.values.items()})
 
 
-def metrics(
-    operations: Operations,
-    *,
-    floor: float = 20.0,
-    self_only: bool = False,
-    steps: StepOptions = ALL_STEPS,
-) -> Metrics:
+def metrics(operations: Operations, *, self_only: bool = False, steps: StepOptions = ALL_STEPS) -> Metrics:
     """Compute the GPU metrics of each layer.
 
     Args:
         operations: The operations of a capture with `Trace.samples`.
-        floor: Minimum number of samples for a row to have figures.
         self_only: Only a layer's own operations, without its submodules.
         steps: The steps to include; the whole capture by default.
 
@@ -189,7 +183,7 @@ def metrics(
         if len(chosen)
     ]
     means = pd.DataFrame(records, columns=["layer", "phase", "busy_ns", "samples", *_SAMPLED])
-    enough = (means["samples"] >= floor) & (means["samples"] > 0)
+    enough = means["samples"] >= MIN_SAMPLES
     rounded = means["samples"].round(1)
     values = {name: means[name].where(enough) for name in _SAMPLED}
     rows = means.assign(samples=rounded, enough=enough, **values)[list(COLUMNS)]
@@ -202,7 +196,6 @@ def metrics(
         all_steps=len(choice.shown),
         overall={name: float(everything[name]) for name in _SAMPLED},
         info=trace.info,
-        floor=floor,
         parents=parent,
         means=means,
         blocks=NO_BLOCKS if self_only else computing_blocks(operations, is_shown),

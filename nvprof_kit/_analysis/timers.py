@@ -83,15 +83,14 @@ class Verdict:
     cause_share: float = 0.0
 
 
-def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_up: int = 1) -> Verdict:
-    """Judge the ranks by the stages that end with a collective.
+def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = ()) -> Verdict:
+    """Judge the ranks by the stages that end with a collective, without the first call of each, the warm-up.
 
     Args:
         calls: Every stage call: columns rank, stage, call, cpu_ns, cuda_ns, depth.
         collective: Names of such stages; if empty, those named after a collective, else ``backward``, in which DDP
             reduces gradients. For FSDP, which also gathers weights, add ``forward``: waiting is then spread over the
             step, and the verdict is at most a warning.
-        warm_up: Number of first calls of each stage to exclude.
     """
     if calls["rank"].nunique() < 2:
         return Verdict("unknown", "a single rank cannot be compared")
@@ -102,7 +101,7 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = (), warm_u
         reason = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
         return Verdict("unknown", f"{reason}; name one of {', '.join(names)} with --collective")
     timed = calls.assign(time_ns=time_of(calls), stage=calls["stage"].astype(str))
-    timed = timed[timed["call"] >= warm_up] if timed["call"].max() >= warm_up else timed
+    timed = timed[timed["call"] > 0] if timed["call"].max() > 0 else timed
     times: pd.DataFrame = timed.set_index(["call", "rank", "stage"])["time_ns"].unstack("stage")
     verdict = _judge_stages(calls, times, chosen)
     # nobody waits in a barrier after DDP's backward, where the ranks have waited for each other already. Of two ranks,
@@ -280,7 +279,6 @@ def timers(
     logs: TimerLogs,
     by: Literal["rank", "call"] | None = None,
     collective: tuple[str, ...] = (),
-    warm_up: int = 1,
     steps: StepOptions = ALL_STEPS,
 ) -> Timers:
     """Statistics, skew and verdict of the stages that ranks timed; the arguments are those of `TimerLog.timers`."""
@@ -318,7 +316,7 @@ def timers(
         ranks=tuple(sorted(map(int, calls["rank"].unique()))),
         wall_ns=int(calls["end_ns"].max() - calls["start_ns"].min()),
         calls=calls[list(CALL_COLUMNS)],
-        verdict=find_straggler(calls, collective, warm_up),
+        verdict=find_straggler(calls, collective),
         warnings=(*logs.warnings, *_warnings(calls)),
         by_call=by == "call",
     )

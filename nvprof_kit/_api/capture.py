@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Steps = StepOptions | int | str | range | None
     """Which steps: ``3``, ``"3:5"``, ``range(3, 5)``; None for the default of the question."""
 
-Split = Literal["class", "phase"]
+Columns = Literal["class", "phase", "memory"]
 SummaryView = Literal["device", "overview", "model", "distributed", "operator", "kernel", "memory", "user"]
 BreakdownView = Literal["steps", "idle", "communication", "copies", "launches", "queue", "critical-path"]
 TraceForm = Literal["json.gz", "json"]
@@ -53,7 +53,7 @@ SectionSet = Literal["basic", "detailed", "full", "source", "roofline", "nvlink"
 """ncu's sets of sections, 2020 to 2026 (`ncu --list-sets`)."""
 
 MANY_OPERATIONS = 200_000
-"""Captures with more operations get findings in a report only on request, because finding them takes long."""
+"""Captures with more operations get no findings in a report, because finding them takes long."""
 
 LARGE_BYTES = 100_000_000
 """In a larger file, count the operations before reading the columns that only findings need."""
@@ -184,8 +184,7 @@ class Capture:
         *,
         by: Literal["step"] | None = None,
         depth: int | None = None,
-        memory: bool = False,
-        columns: Split | Sequence[Split] = (),
+        columns: Columns | Sequence[Columns] = (),
         process: int | None = None,
         with_: str | Path | None = None,
         steps: Steps = None,
@@ -196,9 +195,8 @@ class Capture:
         Args:
             by: One row per step, layer and phase, instead of one per layer and phase.
             depth: Levels of the model to print and draw. [default: all]
-            memory: Add the memory of each layer; needs a capture with memory marks or memory events.
-            columns: Add columns that split the time by kernel class, or by phase of the loop (prefill, decode). Not
-                with ``by``. Repeatable.
+            columns: Add columns: the time split by kernel class, or by phase of the loop (prefill, decode), both not
+                with ``by``; or the memory of each layer, if the capture has memory marks or memory events. Repeatable.
             process: The rank of one process of a capture with several. [default: all, added up]
             with_: For a PyTorch trace of CUDA graph replays, the trace recorded while the graphs were captured: its
                 modules and operators name the kernels of the replays.
@@ -208,17 +206,18 @@ class Capture:
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
-            CaptureError: ``memory`` is set and the capture has no memory data; or ``with_`` is no PyTorch trace of a
+            CaptureError: Memory is asked for and the capture has no memory data; or ``with_`` is no PyTorch trace of a
                 graph's capture, or the capture none of replays.
-            UsageError: None of the requested steps is in the capture, no process has the rank, or ``by`` and
-                ``columns`` are both set.
+            UsageError: None of the requested steps is in the capture, no process has the rank, or time is split both
+                by step and by class or phase.
         """
         if with_ is not None:
             named = self._like(self.path)
             named._graphs, named._rule_files = Path(with_), (*self._rule_files, Path(with_))
             scope: dict[str, Any] = {"by": by, "columns": columns, "process": process}
-            return named.layers(depth=depth, memory=memory, steps=steps, **scope, **rows)
-        splits = (columns,) if isinstance(columns, str) else tuple(columns)
+            return named.layers(depth=depth, steps=steps, **scope, **rows)
+        added = (columns,) if isinstance(columns, str) else tuple(columns)
+        memory, splits = "memory" in added, tuple(name for name in added if name != "memory")
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
         from nvprof_kit._analysis.attribution.attribution import Operations
@@ -378,15 +377,13 @@ class Capture:
         sources += () if answer.peaks is None else answer.peaks.files
         return replace(answer, sources=sources, depth=depth).selected(**rows)
 
-    def metrics(
-        self, *, floor: float = 20.0, depth: int | None = None, steps: Steps = None, **rows: Unpack[RowOptions]
-    ) -> Metrics:
+    def metrics(self, *, depth: int | None = None, steps: Steps = None, **rows: Unpack[RowOptions]) -> Metrics:
         """How busy each layer keeps SMs, Tensor Cores, DRAM, NVLink and PCIe, from nsys GPU Metrics samples.
 
-        Figures are percentages of the maximum throughput, as in nsys's GPU Metrics rows.
+        Figures are percentages of the maximum throughput, as in nsys's GPU Metrics rows. A layer with fewer than 20
+        samples has none.
 
         Args:
-            floor: Minimum samples; a layer with fewer has no figures.
             depth: Levels of the model to print. [default: all]
             steps: As in `layers`.
             rows: Which rows to print and write, as in `Result.selected`.
@@ -397,9 +394,7 @@ class Capture:
         """
         from nvprof_kit._analysis.metrics import metrics
 
-        _in_range("floor", floor)
-        operations = self._operations(("name", "samples"))
-        answer = metrics(operations, floor=floor, steps=_steps(steps))
+        answer = metrics(self._operations(("name", "samples")), steps=_steps(steps))
         return replace(answer, sources=self.sources, depth=depth).selected(**rows)
 
     def diff(
@@ -410,7 +405,6 @@ class Capture:
         fail_on: Sequence[str] = (),
         allow_undecided: bool = False,
         run_noise: float | None = None,
-        with_communication: bool = False,
         steps: Steps = None,
         anyway: bool = False,
         view: Literal["rows", "kernels"] = "rows",
@@ -429,7 +423,6 @@ class Capture:
             allow_undecided: Whether a gate holds if the captures are too noisy to decide it.
             run_noise: Standard deviation of GPU time between runs of one program, in %: the least where several runs a
                 side measure it [default: 0.75], what is assumed where a side has one run [default: 2].
-            with_communication: Whether the times of layers and phases include communication.
             steps: As in `layers`.
             anyway: Compare captures that would be refused; the reason becomes a warning.
             view: The table that `Diff.to_frame` returns.
@@ -455,7 +448,6 @@ class Capture:
             gates,
             steps=_steps(steps),
             run_noise=None if run_noise is None else _in_range("run_noise", run_noise) / 100,
-            with_communication=with_communication,
             allow_undecided=allow_undecided,
             anyway=anyway,
         )
@@ -480,13 +472,14 @@ class Capture:
         drawn, info = self._timeline(_steps(steps), typical=True)
         return Plot(timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
-    def report(self, *others: Capture | str | Path, findings: bool | None = None, steps: Steps = None) -> Document:
+    def report(self, *others: Capture | str | Path, steps: Steps = None) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
+
+        Findings and idle causes are those of captures with up to 200,000 GPU operations.
 
         Args:
             others: Captures to compare with this one on the same page. The page shows all details of the first captures
                 and only a comparison of further ones, names those it leaves out, and stays below 8 MB.
-            findings: Include the findings of `advise` and `breakdown`. [default: for up to 200,000 GPU operations]
             steps: As in `layers`; the timeline has only these. [default: all steps but warm-up, on the timeline all]
 
         Returns:
@@ -503,7 +496,7 @@ class Capture:
         count = min(len(captures), MAX_WHOLE)
         for capture in captures[:MAX_COMPARED]:
             if len(sheets) < count:
-                sheet, unfit = capture._sheet(findings, _steps(steps), count)
+                sheet, unfit = capture._sheet(_steps(steps), count)
                 sheets.append(sheet)
                 compared.append(sheet.layers)
                 warnings += unfit
@@ -554,11 +547,8 @@ class Capture:
         *,
         share: float = 0.9,
         layer: str = "",
-        phase: str = "",
         every_layer: bool = False,
         set: SectionSet = "basic",
-        rank: int | None = None,
-        memory_gb: float = 1.0,
         script: str | Path | None = None,
         **rows: Unpack[RowOptions],
     ) -> NcuPlan:
@@ -569,17 +559,13 @@ class Capture:
         Args:
             share: Fraction of that time to represent, 0 to 1.
             layer: Only this layer and the layers inside it, such as model.layers.3.
-            phase: Only this phase, such as forward, backward or optimizer.
             every_layer: Reach the share in each block of the model, not only overall.
             set: Section set of ncu (``ncu --set``).
-            rank: In a multi-rank program, the rank to measure.
-            memory_gb: GPU memory of the program in GB. ncu saves and restores it for replay; used to predict the run
-                time.
             script: Write the script that measures the kernels to this file, as `NcuPlan.save_script` does.
             rows: Which rows to print and write, as in `Result.selected`.
 
         Raises:
-            CaptureError: The capture lacks launch configurations, no kernel matches ``layer`` and ``phase``, or the
+            CaptureError: The capture lacks launch configurations, no kernel matches ``layer``, or the
                 counts are damaged.
             UsageError: The share cannot be reached, or the section set is unknown.
         """
@@ -589,14 +575,14 @@ class Capture:
 
         _among(set, get_args(SectionSet), "set of sections")
         _in_range("share", share, 1e-6, 1)
-        _in_range("memory_gb", memory_gb)
         operations = self._operations(FOR_METRICS)
-        scope: dict[str, Any] = {"layer": layer, "phase": phase, "every_layer": every_layer}
         file = find_flops(self.path)
         counts = None if file is None else read_flops(file)
-        answer = plan(operations.trace, operations.attribution, counts, share=share, **scope)
+        answer = plan(
+            operations.trace, operations.attribution, counts, share=share, layer=layer, every_layer=every_layer
+        )
         sources = (*self.sources, *([] if file is None else [file]))
-        answer = replace(answer, sources=sources, section_set=set, rank=rank, memory_gb=memory_gb)
+        answer = replace(answer, sources=sources, section_set=set)
         if script is not None:
             answer.save_script(script)
         return answer.selected(**rows)
@@ -676,7 +662,7 @@ class Capture:
             raise CaptureError(f"{self.path}: {reason}; `layers` still shows CPU times")
         return self._attributed_ops
 
-    def _sheet(self, findings: bool | None, steps: StepOptions, of: int) -> tuple[Sheet, list[str]]:
+    def _sheet(self, steps: StepOptions, of: int) -> tuple[Sheet, list[str]]:
         """This capture on a page of several, and why it has no MFU although a FLOP count exists."""
         from nvprof_kit._analysis.advise.advise import OPTIONAL as FOR_FINDINGS
         from nvprof_kit._analysis.layers.layers import OPTIONAL as FOR_LAYERS
@@ -688,8 +674,8 @@ class Capture:
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
         is_large = sum(file.stat().st_size for file in files) > LARGE_BYTES
         always_read, of_findings = (*FOR_TIMELINE, *FOR_LAYERS, *MEMORY_TABLES), (*FOR_FINDINGS, *MEMORY_TABLES)
-        operations = self._operations(always_read if is_large and findings is not True else of_findings)
-        with_findings = len(operations.trace.ops) <= MANY_OPERATIONS if findings is None else findings
+        operations = self._operations(always_read if is_large else of_findings)
+        with_findings = len(operations.trace.ops) <= MANY_OPERATIONS
         if with_findings:
             operations = self._operations(of_findings)
         flops, unfit = None, []
@@ -700,10 +686,9 @@ class Capture:
         left_out = [
             f"what to do: nvprof-kit advise {self.path}",
             f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {self.path}",
-            f"both on the page, which then takes longer: nvprof-kit report {self.path} --findings -o FILE.html",
         ]
         scope: dict[str, Any] = {"with_findings": with_findings, "of": of}
-        scope["left_out"] = [] if with_findings or findings is False else left_out
+        scope["left_out"] = [] if with_findings else left_out
         return sheet_of(operations, steps, flops=flops, **scope), unfit
 
 

@@ -91,9 +91,7 @@ def scrubbed_name(capture: str | Path) -> Path:
     return capture.with_name(f"{name}.scrubbed{dot}{suffix}")
 
 
-def scrub(
-    capture: str | Path, target: str | Path | None = None, *, also: str | None = None, force: bool = False
-) -> Mapping[str, int]:
+def scrub(capture: str | Path, target: str | Path | None = None, *, also: str | None = None) -> Mapping[str, int]:
     """Copy an nsys export without private data.
 
     Removed are environment variables, the command line, the host name, captured output, and other processes.
@@ -102,7 +100,6 @@ def scrub(
         capture: An ``.sqlite`` or ``.sqlite.xz``. Times, kernels and ranges are kept.
         target: Path of the copy; None for ``NAME.scrubbed.sqlite`` in the capture's folder.
         also: Replace each text that matches this regular expression, such as a project name.
-        force: Overwrite an existing target.
 
     Returns:
         The number of removed entries by kind.
@@ -117,7 +114,6 @@ def scrub(
     if not capture.is_file():
         raise UsageError(f"{capture}: no such file")
     target = usual if target is None else Path(target)
-    if target.exists() and (not force or target.samefile(capture)):
-        hint = "the copy needs a name of its own" if target.samefile(capture) else "overwrite it with --force"
-        raise UsageError(f"{target} exists; {hint}, or choose another with -o")
+    if target.exists():
+        raise UsageError(f"{target} exists; remove it, or choose another name with -o")
     return write_copy(capture, target, also)

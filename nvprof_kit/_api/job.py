@@ -345,27 +345,24 @@ class Job:
 def open_job(
     captures: str | Path | Iterable[str | Path],
     *,
-    maps: str | Path | None = None,
     domain: str | None = None,
     rules: str | Path | Rules | None = None,
     ranks: Mapping[str, int] | None = None,
-    workers: int | None = None,
     executor: Executor | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Job:
     """Open the captures of a run's ranks, or the maps made from them.
 
-    A map is a capture condensed to what the analysis across ranks needs.
+    A map is a capture condensed to what the analysis across ranks needs; `map_captures` makes them to be kept.
 
     Args:
         captures: Capture files, folders of captures, or one folder of maps.
-        maps: Folder in which to keep maps, and reuse those of unchanged captures.
         domain: NVTX domain of the ranges; separate several with commas. [default: that of the rules, else
             nvprof_kit]
         rules: How the program names its ranges: a preset or a TOML file, as in `nvprof_kit.open`.
         ranks: Rank by file name, for captures that do not contain their rank.
-        workers: Threads that read captures. [default: one per processor]
-        executor: Reads the captures instead of threads: any executor of `concurrent.futures`, or a Dask client's.
+        executor: Reads the captures instead of threads, one for each processor of this process: any executor of
+            `concurrent.futures`, or a Dask client's.
         notify: Called with the path of each capture when it is mapped.
 
     Raises:
@@ -383,14 +380,13 @@ def open_job(
     if len(named) == 1 and is_maps(Path(named[0])):
         return Job(JobTables(Path(named[0])), domain=domain, rules=read)
     tasks = tasks_of(named, "", domain, read, ranks or {})
-    if maps is None and len(tasks) <= IN_MEMORY:
-        rank_maps = run(make_maps, tasks, workers=workers, executor=executor, notify=notify)
+    if len(tasks) <= IN_MEMORY:
+        rank_maps = run(make_maps, tasks, executor=executor, notify=notify)
         return Job(JobTables(rank_maps), domain=domain, rules=read)
-    keep = None if maps is not None else tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
-    folder = Path(maps) if maps is not None else Path(keep.name if keep else "")
-    tasks = [replace(task, folder=str(folder)) for task in tasks]
-    names = map_into(folder, tasks, workers=workers, executor=executor, notify=notify)
-    return Job(JobTables(folder, names), keep, domain=domain, rules=read)
+    folder = tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
+    tasks = [replace(task, folder=folder.name) for task in tasks]
+    names = map_into(Path(folder.name), tasks, executor=executor, notify=notify)
+    return Job(JobTables(Path(folder.name), names), folder, domain=domain, rules=read)
 
 
 def map_captures(
@@ -400,10 +396,8 @@ def map_captures(
     domain: str | None = None,
     rules: str | Path | Rules | None = None,
     ranks: Mapping[str, int] | None = None,
-    workers: int | None = None,
     executor: Executor | None = None,
     dask: str | None = None,
-    part: tuple[int, int] = (0, 1),
     notify: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Condense captures to maps, which `open_job` reads; a map is reused while its capture is unchanged.
@@ -416,11 +410,9 @@ def map_captures(
         domain: As in `open_job`.
         rules: As in `open_job`.
         ranks: As in `open_job`.
-        workers: As in `open_job`.
         executor: As in `open_job`.
         dask: Address of a Dask scheduler; its workers, which see captures and maps under the same paths, map instead.
         notify: As in `open_job`.
-        part: ``(index, count)``: map only this part of the captures, so that several processes can share the work.
 
     Returns:
         The file names of the maps.
@@ -434,6 +426,6 @@ def map_captures(
 
     read = read_rules(rules)
     domain = domain_of(read, domain)
-    tasks = tasks_of(list(captures), str(maps), domain, read, ranks or {})[part[0] :: part[1]]
+    tasks = tasks_of(list(captures), str(maps), domain, read, ranks or {})
     with nullcontext(executor) if dask is None else on_dask(dask) as chosen:
-        return map_into(Path(maps), tasks, workers=workers, executor=chosen, notify=notify)
+        return map_into(Path(maps), tasks, executor=chosen, notify=notify)

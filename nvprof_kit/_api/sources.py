@@ -203,7 +203,6 @@ class TimerLog:
         by: Literal["rank", "call"] | None = None,
         *,
         collective: Sequence[str] = (),
-        warm_up: int = 1,
         steps: Steps = None,
         **rows: Unpack[RowOptions],
     ) -> Timers:
@@ -213,7 +212,6 @@ class TimerLog:
             by: One row per stage and rank, or per call, instead of one per stage.
             collective: A stage that ends with a collective, for the verdict. Repeatable. [default: stages named after
                 one, else backward]
-            warm_up: First calls of each stage to leave out of the verdict.
             steps: Which calls of each stage to include, counted per rank from 0: 5:20, 5:, 7, or +3: to leave out the
                 first three. [default: all]
             rows: Which rows to print and write, as in `Result.selected`.
@@ -226,7 +224,7 @@ class TimerLog:
         from nvprof_kit._analysis.timers import timers
 
         chosen = StepOptions.of(steps)
-        answer = timers(self.logs, by, tuple(collective), warm_up, chosen)
+        answer = timers(self.logs, by, tuple(collective), chosen)
         return replace(answer, sources=self.sources).selected(**rows)
 
     @property

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from nvprof_kit._capture.machine import run_command
 from nvprof_kit._capture.session import (
@@ -25,8 +24,6 @@ from nvprof_kit._capture.session import (
 from nvprof_kit.errors import ToolError, UsageError
 
 DEFAULT_SETS = ("speed-of-light", "memory", "tensor", "occupancy", "stalls")
-CostliestKernels = Callable[[str, int], list[str]]
-"""The linker names of the kernels that took most GPU time in a capture, this many."""
 _IMPORT = ("--page=raw", "--csv", "--print-units=base")
 _SHORT = {"-c": "--launch-count", "-k": "--kernel-name"}
 # ncu does not see what runs below an executable of this name, which rank.sh gives the other ranks
@@ -77,34 +74,20 @@ def range_filter(domain: str, text: str) -> str:
     return f"--nvtx-include={names[0] + '@' if domain else ''}{names[1]}/"
 
 
-def _selection(
-    layer: str | None, kernels: Sequence[str], capture: str | None, roofline: bool, costliest_kernels: CostliestKernels
-) -> list[str]:
-    """The filter of what is measured."""
-    choices = {"--kernel": kernels or None, "--capture": capture, "--layer": layer}
-    chosen = [option for option, value in choices.items() if value is not None]
-    if not chosen and not roofline:
-        raise UsageError(
-            "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite (its costliest kernels) "
-            "or --roofline"
-        )
-    if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)} exclude each other: each says what to measure")
-    if roofline and layer is None and chosen:
-        raise UsageError(f"{chosen[0]} does not go with --roofline")
-    if layer is not None:
-        text, has_domain, domain = layer.rpartition("@")
-        return [range_filter(domain, text) if has_domain else range_filter("nvprof_kit", layer)]
-    if capture is not None:
-        # linker names: nothing in them needs a quote, and no two kernels share one
-        costliest = costliest_kernels(capture, 10)
-        if not costliest:
-            raise UsageError(f"{capture}: no kernel in it")
-        names = "|".join(map(re.escape, costliest))
-        return ["--filter-mode=per-launch-config", "--kernel-name-base=mangled", f"--kernel-id=::regex:^({names})$:1"]
+def _selection(layer: str | None, kernels: Sequence[str], ncu: Sequence[str]) -> list[str]:
+    """The filter of what is measured; none for every launch."""
+    if layer is not None and kernels:
+        raise UsageError("--kernel and --layer exclude each other: each says what to measure")
     if "" in kernels:
         raise UsageError("-k '' names no kernel")
-    return [f"--kernel-name=regex:{'|'.join(kernels)}"] if kernels else []
+    if kernels:
+        return [f"--kernel-name=regex:{'|'.join(kernels)}", "--launch-count=10"]
+    if layer is None:
+        return []
+    text, has_domain, domain = layer.rpartition("@")
+    selection = [range_filter(domain, text) if has_domain else range_filter("nvprof_kit", layer)]
+    # ncu 2025.3.1 hangs in the second range of a pass
+    return [*selection, *["--launch-count=1"] * ("--replay-mode=app-range" in ncu)]
 
 
 def _need_option(ncu: str, option: str, message: str) -> None:
@@ -143,76 +126,56 @@ def _check_ranks(ncu: str, rank: int | None, program: Sequence[str]) -> None:
 # --- the run ---
 
 
-def measure_program(  # noqa: PLR0915
+def measure_program(
     program: Sequence[str],
     output: str,
     *,
-    roofline: bool = False,
     layer: str | None = None,
     kernel: Sequence[str] = (),
-    capture: str | None = None,
     set: Sequence[str] = (),
     force: bool = False,
-    replay: Literal["kernel", "application", "range", "app-range"] | None = None,
     rank: int | None = None,
     ncu: Sequence[str] = (),
     dry_run: bool = False,
     environ: Mapping[str, str],
-    costliest_kernels: CostliestKernels,
 ) -> int:
     """Run a program under ncu.
 
     Args:
         program: The command line.
         output: Name of the report without suffix.
-        roofline: What a roofline needs, of one --layer or of every launch.
         layer: The text of the layer's range: its path, as nvprof-kit layers prints it, and ' backward' or ' recompute'
             for these phases; TEXT@DOMAIN for another domain than nvprof_kit, TEXT@ for none.
         kernel: A regular expression for the function's name, without parameters: its first 10 launches, or as many as
             -x --launch-count=N says. Repeatable.
-        capture: An nsys capture of the program, whose ten costliest kernels are measured.
         set: What to measure: speed-of-light, memory, tensor, occupancy, stalls, roofline, communication, or a file like
             those in recipes/ncu/sets. Repeatable. [default: the first five]
         force: Overwrite existing reports.
-        replay: What is run again for each pass; range and app-range measure the layer's ranges as a whole each.
-            [default: kernel; application, the whole program, with --rank or where NVLink is measured, since what waits
-            for another GPU hangs when it is run again alone]
         rank: Of a program of several ranks measure rank N alone, since under one ncu they would wait for each other;
             its launcher has to start recipes/ncu/rank.sh on each.
         ncu: Word for ncu, passed unchanged, an option in place of what is set else: -x --profile-from-start=off
-            (only from cudaProfilerStart on), -x --clock-control=base, -x --cache-control=none. Repeatable.
+            (only from cudaProfilerStart on), -x --clock-control=base, -x --replay-mode=application. Repeatable.
         dry_run: Print the equivalent ncu commands and run nothing.
         environ: What to add to the program's environment.
-        costliest_kernels: Reads the costliest kernels of a capture.
 
     Returns:
         The program's exit status; 1 if the report could not be brought to its place.
     """
     tool = os.environ.get("NCU") or "ncu"
-    selection = _selection(layer, kernel, capture, roofline, costliest_kernels)
-    if replay in ("range", "app-range"):
-        if roofline or layer is None:
-            why = "gives no peaks" if roofline else "measures ranges, and no kernels by their names"
-            raise UsageError(f"with --replay {replay} ncu {why}; nvprof-kit ncu profile --layer PATH takes it")
-        if replay == "app-range":
-            selection.append("--launch-count=1")  # ncu 2025.3.1 hangs in the second one of a pass
-    elif kernel:
-        selection.append("--launch-count=10")
-    if capture is not None:
-        message = "this ncu cannot tell launches apart by configuration; needed 2022.4 or newer"
-        _need_option(tool, "per-launch-config", message)
+    selection = _selection(layer, kernel, ncu)
+    if not selection and "roofline" not in set:
+        raise UsageError("nothing to measure; needed --layer PATH, --kernel NAME, or every launch by --set roofline")
     if not program:
         raise UsageError("no program to run; needed: nvprof-kit ncu profile [OPTION]... -- python train.py")
     output = output.removesuffix(".ncu-rep")
     if "%" in output:
         raise UsageError(f"-o '{output}': ncu gives % a meaning; take a name without")
     need_name(output)
-    sections, metrics = read_sets(tool, [*(set or (() if roofline else DEFAULT_SETS)), *["roofline"] * roofline])
-    if replay is None:
-        waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
-        replay = "application" if waits else "kernel"
+    sections, metrics = read_sets(tool, set or DEFAULT_SETS)
+    # what waits for another GPU hangs when it is run again alone
+    waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
     _check_ranks(tool, rank, program)
-    settings = ["--target-processes=all", "--nvtx", f"--replay-mode={replay}"]
+    settings = ["--target-processes=all", "--nvtx", f"--replay-mode={'application' if waits else 'kernel'}"]
     settings += ["--clock-control=none", "--cache-control=all"]
     settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
     settings += selection

@@ -153,29 +153,21 @@ class Window(NamedTuple):
     absent: str = ""
 
 
-def choose_window(step: int | None, text: str | None, schedule: str | None) -> Window:
-    """The window of a step, of a range's text, or of a schedule.
+def choose_window(step: int | None, schedule: str | None) -> Window:
+    """The window of a step, or of a schedule.
 
     Args:
         step: Number of ``nvprof_kit.step(step)``.
-        text: The first range ``TEXT`` in our domain, ``TEXT@DOMAIN``, or ``TEXT@`` for no domain.
         schedule: For ``nvprof_kit.record(schedule=None)`` in the program.
 
     Raises:
-        UsageError: More than one is given, or one is none.
+        UsageError: Both are given, or the schedule is none.
     """
-    choices = {"--step": step, "--range": text, "--schedule": schedule}
-    options = [option for option, value in choices.items() if value is not None]
-    if len(options) > 1:
-        raise UsageError(f"{options[0]} and {options[1]} exclude each other: each says what to capture")
+    if step is not None and schedule is not None:
+        raise UsageError("--step and --schedule exclude each other: each says what to capture")
     if step is not None:
         absent = f"step {step} never began; it is what nvprof_kit.step({step}) announces"
         return Window("--step", _range(f"step {step}@nvprof_kit"), {}, absent)
-    if text is not None:
-        if not text.partition("@")[0]:
-            raise UsageError(f"--range '{text}' names no range")
-        name = text[:-1] if text.endswith("@") else text if "@" in text else f"{text}@nvprof_kit"
-        return Window("--range", _range(name), {}, f"no range '{text}' began")
     if schedule is None:
         return Window()
     plan = "".join(schedule.split())

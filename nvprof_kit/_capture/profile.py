@@ -66,7 +66,6 @@ def profile_program(
     force: bool = False,
     preset: str = "train",
     step: int | None = None,
-    range: str | None = None,
     schedule: str | None = None,
     nsys: Sequence[str] = (),
     export: Literal["sqlite", "parquetdir", "none"] = "sqlite",
@@ -82,7 +81,6 @@ def profile_program(
         force: Overwrite existing reports.
         preset: Settings: train, infer, graphs, memory, metrics, light, or a file like those in recipes/nsys/presets.
         step: Capture only the range of nvprof_kit.step(N).
-        range: Capture only the first range TEXT in domain nvprof_kit; TEXT@DOMAIN for another domain, TEXT@ for none.
         schedule: Capture the windows of nvprof_kit.record(schedule=None) in the program with this schedule: early,
             stable, periodic, 50:60, or skip_first=50,active=10,repeat=2. Each of several windows has its report:
             NAME.1, NAME.2, ...
@@ -98,7 +96,7 @@ def profile_program(
     """
     if not program:
         raise UsageError("no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py")
-    window = choose_window(step, range, schedule)
+    window = choose_window(step, schedule)
     tool = _nsys()
     settings = fit_settings({**read_preset(preset), **window.settings}, nsys, tool, "profile")
     if window.option and parse_options(nsys).keys() & {"delay", "duration", "capture-range"}:
@@ -204,7 +202,7 @@ def launch_session(
     with tempfile.TemporaryDirectory(prefix="nvprof_kit.", ignore_cleanup_errors=True) as folder:
         # a session misses the mark with which the program says at its begin which rank it is
         environ = {**environ, "NVPROF_KIT_RANK_MARK": "step"}
-        # sessions are looked for in the spool folder; session stop --shutdown ends the program
+        # sessions are looked for in the spool folder; nsys shutdown ends the program
         supervisor = NsysSupervisor(Path(folder), Path(folder), environ, stay=True, keep_spool=True)
         status = supervisor.run(nsys_command, program)
         if status > 128 or supervisor.left_early:
@@ -216,7 +214,6 @@ def start_session(
     *,
     session: str = "nvprof_kit",
     output: str | None = None,
-    force: bool = False,
     preset: str = "train",
     nsys: Sequence[str] = (),
     dry_run: bool = False,
@@ -227,7 +224,6 @@ def start_session(
         session: As in `launch_session`.
         output: Name of the report without suffix; %h is the host, %p this process, %q{VARIABLE} a variable. [default:
             SESSION.1, or the next number that is free]
-        force: As in `profile_program`.
         preset: As in `profile_program`.
         nsys: As in `profile_program`.
         dry_run: As in `profile_program`.
@@ -242,9 +238,7 @@ def start_session(
     settings = fit_settings(read_preset(preset), nsys, tool, "start", "launch")
     nsys_command = [tool, "start", f"--session={session}", *option_words(settings), "--export=sqlite"]
     if dry_run:
-        print_command(
-            [*nsys_command, *(["--force-overwrite=true"] if force else []), f"--output={output}"], output=output
-        )
+        print_command([*nsys_command, f"--output={output}"], output=output)
         return 0
     output = expand_name(output)
     need_name(output)
@@ -258,8 +252,8 @@ def start_session(
         raise UsageError(f"session {session} captures already; end that with nvprof-kit session stop -s {session}")
     need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there
     state = state_file(session)
-    stage = open_stage(output, NSYS_SUFFIXES, force=force)
-    state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n{force}\n")
+    stage = open_stage(output, NSYS_SUFFIXES, force=False)
+    state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n")
     status = subprocess.run([*nsys_command, output_setting(stage, output)], check=False).returncode
     if status:
         shutil.rmtree(stage, ignore_errors=True)
@@ -274,28 +268,23 @@ def start_session(
 def stop_session(
     *,
     session: str = "nvprof_kit",
-    shutdown: bool = False,
     is_empty: IsEmpty,
 ) -> int:
     """End the capture of a session and write its report.
 
     Args:
         session: As in `launch_session`.
-        shutdown: End the session too, and the program with it (SIGTERM).
         is_empty: As in `profile_program`.
     """
     need_session_name(session)
     nsys = _nsys()
     stop = [nsys, "stop", f"--session={session}"]
-    end = [nsys, "shutdown", f"--session={session}", "--kill=sigterm"]
     need_tool("nsys", nsys, "Nsight Systems")
     state = state_file(session)
     state_line = session_state(nsys, session)
     if not state.is_file():
-        if shutdown and state_line:
-            return subprocess.run(end, check=False).returncode
         raise UsageError(f"no capture to end in session {session}; begin one with nvprof-kit session start")
-    stage, folder, force = state.read_text().splitlines()
+    stage, folder = state.read_text().splitlines()
     status = 0
     if "Collection" in state_line:
         result = subprocess.run(
@@ -307,10 +296,7 @@ def stop_session(
     else:  # nsys wrote the report then
         say(f"session {session} captures no more: its program ended")
     state.unlink(missing_ok=True)
-    status = finish_report(nsys, Path(stage), Path(folder), status, force=force == "True", is_empty=is_empty)
-    if shutdown and state_line:
-        subprocess.run(end, check=False)
-    return status
+    return finish_report(nsys, Path(stage), Path(folder), status, force=False, is_empty=is_empty)
 
 
 def print_status() -> None:

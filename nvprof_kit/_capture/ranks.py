@@ -43,12 +43,11 @@ class Rank(NamedTuple):
         return "-".join(piece for piece in parts if piece)
 
 
-def choose_rank(ranks: str = "0", *, local: bool = False) -> Rank:
+def choose_rank(ranks: str = "0") -> Rank:
     """Find out which rank this process is.
 
     Args:
         ranks: Which ranks: all, or numbers, ranges and strides such as 0,3 or 0-7 or 0-31:8.
-        local: LIST counts the ranks of each host: --ranks 0 --local profiles one on every host.
 
     Raises:
         UsageError: No rank is known, or the list is none.
@@ -59,9 +58,6 @@ def choose_rank(ranks: str = "0", *, local: bool = False) -> Rank:
             f"no rank is known: none of {', '.join(_RANK)} is set; start it through torchrun, accelerate, deepspeed, "
             "srun or mpirun"
         )
-    if local and local_rank is None:
-        raise UsageError(f"--local: no local rank is known: none of {', '.join(_LOCAL_RANK)} is set")
-    list_number = local_rank if local and local_rank is not None else rank
     is_chosen = ranks == "all"
     for item in () if is_chosen else ranks.removesuffix(",").split(","):
         match = _PART.fullmatch(item)
@@ -70,7 +66,7 @@ def choose_rank(ranks: str = "0", *, local: bool = False) -> Rank:
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if first > last:
             raise UsageError(f"--ranks {ranks}: no rank lies from {first} to {last}")
-        is_chosen |= list_number in range(first, last + 1, stride)
+        is_chosen |= rank in range(first, last + 1, stride)
     return Rank(rank, _run_id(), is_chosen, "" if local_rank is None else _gpu(local_rank))
 
 

@@ -39,9 +39,9 @@ LETTERS = {
 METAVARS = {
     **{"captures": "CAPTURE...", "command": "-- python PROGRAM [ARGUMENT]...", "program": "-- PROGRAM [ARGUMENT]..."},
     **{"also": "REGEX", "collective": "STAGE", "domain": "NAME", "layer": "PATH"},
-    **{"fail_on": "TARGET:+N%", "max_memory": "MB", "part": "I/N"},
+    **{"fail_on": "TARGET:+N%", "max_memory": "MB"},
     **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
-    **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "maps": "FOLDER", "process": "RANK"},
+    **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "process": "RANK"},
     **dict.fromkeys(("capture", "counts", "model", "script"), "FILE"),
     **{"measure": "[FOLDER]", "vs": "NEW...", "with_": "CAPTURE"},
     **dict.fromkeys(("rank", "step", "top"), "N"),
@@ -51,7 +51,7 @@ METAVARS = {
 }
 """What stands for the value of an option or argument in the help, if not its kind."""
 
-POSITIVE = ("depth", "top", "workers")
+POSITIVE = ("depth", "top")
 """Numbers of things, which are 1 at least."""
 
 

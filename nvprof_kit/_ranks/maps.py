@@ -145,7 +145,6 @@ def run(
     function: Callable[[MapTask], list[_Answer]],
     tasks: Sequence[MapTask],
     *,
-    workers: int | None = None,
     executor: Executor | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> list[_Answer]:
@@ -154,14 +153,13 @@ def run(
     Args:
         function: `make_maps` or `map_capture`.
         tasks: The captures.
-        workers: Number of threads; None for one per processor.
-        executor: Maps instead of threads.
+        executor: Maps instead of threads, one for each processor of this process.
         notify: Called with the path of each capture when it is mapped.
 
     Returns:
         What the function returned, in the order of the tasks.
     """
-    threads = max(min(workers or os.cpu_count() or 1, len(tasks)), 1)
+    threads = max(min(len(os.sched_getaffinity(0)), len(tasks)), 1)
     with ThreadPoolExecutor(threads) if executor is None else nullcontext(executor) as pool:
         futures = {pool.submit(function, task): task.capture for task in tasks}
         try:
@@ -179,7 +177,6 @@ def map_into(
     folder: Path,
     tasks: Sequence[MapTask],
     *,
-    workers: int | None = None,
     executor: Executor | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
@@ -201,7 +198,7 @@ def map_into(
         changed.append(task)
         for file in (folder / table / name for name in maps for table in TABLES):
             file.unlink(missing_ok=True)
-    return names + run(map_capture, changed, workers=workers, executor=executor, notify=notify)
+    return names + run(map_capture, changed, executor=executor, notify=notify)
 
 
 @contextmanager

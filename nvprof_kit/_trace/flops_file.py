@@ -114,8 +114,8 @@ def flops_beside(capture: str | Path) -> Path:
         name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
         raise CaptureError(
             f'{capture}: no {name} next to it; count a step of the program with nvprof_kit.count_flops("{name}"), '
-            "or name the file: --counts FILE; a PyTorch trace recorded with shapes (nvprof-kit record --shapes, or "
-            "record_shapes=True) needs none"
+            "or name the file: --counts FILE; a PyTorch trace recorded with shapes (nvprof-kit record --detail shapes, "
+            "or record_shapes=True) needs none"
         )
     return path
 

@@ -86,7 +86,7 @@ def mapping(capture: str, copies: int) -> None:
         rows = amplify(DATA / f"{capture}.sqlite.xz", large, copies)
         commands = {
             "layers": ["layers", str(large), "--format", "csv"],
-            "ranks map": ["ranks", "map", str(large), "--workers", "1", "-o"],
+            "ranks map": ["ranks", "map", str(large), "-o"],
         }
         seen: dict[str, list[float]] = {name: [] for name in commands}
         spent: dict[str, list[float]] = {name: [] for name in commands}

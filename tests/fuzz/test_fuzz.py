@@ -28,7 +28,7 @@ def test_nothing_breaks(kind: str) -> None:
 
 
 DATA = Path(__file__).parents[1] / "data" / "ranks"
-VERB = ("ranks", "--workers", "1", "--view", "waits", "--format", "csv")
+VERB = ("ranks", "--view", "waits", "--format", "csv")
 
 
 @pytest.fixture(scope="module")

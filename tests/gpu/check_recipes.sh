@@ -59,7 +59,7 @@ for _ in 1 2; do
   sleep 4
   "${kit[@]}" session stop -s check >>session.log 2>&1
 done
-"${kit[@]}" session stop -s check --shutdown >>session.log 2>&1
+"${kit[@]}" session stop -s check >>session.log 2>&1; nsys shutdown --session=check --kill=sigterm >>session.log 2>&1
 wait $launched
 first=$(steps_in check.1.sqlite) second=$(steps_in check.2.sqlite)
 if [[ "$first;$second" =~ [0-9]\ [1-9].*\;.*[0-9]\ [1-9] ]]; then say session yes "$first; $second"; else say session NO "$first; $second; see session.log"; fi

@@ -49,14 +49,12 @@ try layer-forward 20 -l model.layers.0 -x --profile-from-start=off
 try layer-backward 20 -l "model.layers.0 backward" -s speed-of-light -x --profile-from-start=off
 try kernels 5 -k 'nvjet|flash|cudnn|gemm' -x --launch-count=5 -s tensor -s speed-of-light -x --profile-from-start=off
 try kernels-each 2 -k vectorized_elementwise_kernel -x --filter-mode=per-launch-config -x --launch-count=1 -s memory -x --profile-from-start=off
-try roofline 20 --roofline -l model.layers.0 -x --profile-from-start=off
-python3 -m nvprof_kit profile -o "$work/run" -x --capture-range=cudaProfilerApi -- "${program[@]}" >"$work/log" 2>&1 || tail -20 "$work/log"
-try top 5 -c "$work/run.sqlite" -s speed-of-light -x --profile-from-start=off
+try roofline 20 -s roofline -l model.layers.0 -x --profile-from-start=off
 try communication 3 -l model.layers.0 -s communication -x --launch-count=3 -x --profile-from-start=off
-try range 1 -l model.layers.0 -s communication --replay app-range
+try range 1 -l model.layers.0 -s communication -x --replay-mode=app-range
 
 # interrupted while it measures: nothing goes on running, and what is there can be read
-"$python" -m nvprof_kit ncu profile --roofline -o "$work/interrupted" -- "${program[@]}" --steps 1000 >"$work/log" 2>&1 &
+"$python" -m nvprof_kit ncu profile -s roofline -o "$work/interrupted" -- "${program[@]}" --steps 1000 >"$work/log" 2>&1 &
 running=$!
 sleep 30
 kill -TERM $running

@@ -52,7 +52,7 @@ FILES = {
 """What stands for a name that the pages use."""
 
 INSTEAD = {
-    r"nvprof-kit layers .*--memory": {"run.sqlite": "memory/caching-2024.2.sqlite.xz"},
+    r"nvprof-kit layers .*--columns memory": {"run.sqlite": "memory/caching-2024.2.sqlite.xz"},
     r"nvprof-kit metrics ": {"run.sqlite": "metrics/llama-2023.4.sqlite.xz"},
     r"nvprof-kit ncu (plan|layers plan)": {"run.sqlite": "ncu/encoder-2024.2.sqlite.xz"},
     r"nvprof-kit (advise|breakdown|export|plot|report|summary) ": {"run.sqlite": "slow-2024.2.sqlite.xz"},
@@ -95,7 +95,7 @@ REASONS = {
     r"nvprof-kit profile .*preset metrics": f"samples a GPU: {ELSEWHERE}",
     r"(STEP=\d+ |IMAGE=\S+ )?(bash|sh) |ncu=|recipes/": f"a container, ncu, or a recipe: {ELSEWHERE}",
     r"nvprof-kit session ": f"a session: {ELSEWHERE}",
-    r"nvprof-kit ranks map .*(--part \$|tcp:)": "needs Slurm or Dask: tests/integration/ranks/",
+    r"nvprof-kit ranks map .*(awk|tcp:)": "needs Slurm or Dask: tests/integration/ranks/",
     r"nvprof-kit ranks /shared/maps": "reads what another command wrote: run by tests/integration/ranks/",
     r"nvprof-kit layers run.sqlite --rules my-trainer": "reads a domain of the reader's own: test_rules.py",
     r"nvprof-kit doctor -- torchrun": "asks a program: run by tests/unit/analysis/test_doctor.py",

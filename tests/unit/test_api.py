@@ -25,7 +25,7 @@ PROGRAM = """
 import nvprof_kit
 
 capture: nvprof_kit.Capture = nvprof_kit.open("run.sqlite", rules="megatron-lm")
-layers = capture.layers(by="step", memory=True, steps=nvprof_kit.StepOptions(first=1))
+layers = capture.layers(by="step", columns="memory", steps=nvprof_kit.StepOptions(first=1))
 total: int = layers.summary.total_ns
 reveal_type(layers)  # nvprof_kit._analysis.layers.layers.Layers
 reveal_type(layers.rows)  # pandas.core.frame.DataFrame
@@ -57,7 +57,7 @@ with nvprof_kit.open("run.sqlite") as closed:
     closed.close()
 capture.close()
 reveal_type(capture.sources)  # tuple[pathlib.Path, ...]
-job = nvprof_kit.open_job("folder/", workers=1)
+job = nvprof_kit.open_job("folder/")
 reveal_type(nvprof_kit.map_captures("folder/", "maps/"))  # list[str]
 reveal_type(job.verdict.rank)  # int | None
 reveal_type(job.waits().to_frame())  # pandas.core.frame.DataFrame
@@ -183,11 +183,11 @@ ELSEWHERE = {
     "ranks compare": {"view": "", "rank": "open_job:ranks", "timeline": "Job.report:timeline"},
     "ranks map": {"rank": "map_captures:ranks"},
     "ncu layers": {"by": ""},
-    "recipes": {"skill": ""},
     # the program that records itself decides these
     "record": {
         **dict.fromkeys(("force", "max-memory", "annotate"), ""),
         "count": "count_flops:path",
+        "detail": "record:stacks",
     },
 }
 """Options that are something else in Python than the argument of the same name."""

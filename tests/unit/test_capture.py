@@ -170,10 +170,8 @@ def test_a_number_that_is_not_finite_or_too_small_is_refused(number: float, tmp_
     file.kernel(100, 110, launched=(1, 2))
     opened = nvprof_kit.open(file.write())
     for question in (
-        lambda: opened.metrics(floor=number),
         lambda: opened.diff(opened, run_noise=number),
         lambda: opened.ncu_plan(share=number),
-        lambda: opened.ncu_plan(memory_gb=number),
     ):
         with pytest.raises(nvprof_kit.UsageError, match="needed a finite number"):
             question()

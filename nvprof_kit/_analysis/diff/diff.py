@@ -207,7 +207,6 @@ def diff(
     *,
     steps: StepOptions = ALL_STEPS,
     run_noise: float | None = None,
-    with_communication: bool = False,
     allow_undecided: bool = False,
     anyway: bool = False,
 ) -> Diff:
@@ -220,7 +219,6 @@ def diff(
         steps: Which steps of each capture to compare, by default all but warm-up.
         run_noise: Standard deviation of GPU time from run to run of one program, relative: the least where it is
             measured, what is assumed where a side has one run. None for `RUN_NOISE` and `ASSUMED_NOISE`.
-        with_communication: Whether layers and phases count communication, which is mostly waiting for other ranks.
         allow_undecided: Whether a gate that the captures cannot decide counts as held.
         anyway: Compare captures that should not be compared, with the reason as a warning.
 
@@ -242,7 +240,7 @@ def diff(
     wall_ns = sum(float(run.wall.sum()) for run in runs)
     idle = max(1 - sum(run.times.to_numpy().sum() for run in runs) / wall_ns, 0.0) if wall_ns else 0.0
     noise = Noise.between(min(len(base), len(new)), idle, on_gpu, run_noise)
-    compared = {level: _compare(level, sides, noise, with_communication) for level in LEVELS}
+    compared = {level: _compare(level, sides, noise) for level in LEVELS}
     rows = pd.concat([table for table, _ in compared.values()], ignore_index=True)
     changes = {level: change for level, (_, change) in compared.items() if change is not None}
     kernels, launches = compared_kernels(*sides)
@@ -260,7 +258,7 @@ def diff(
         unit="block" if runs[0].blocks else "step",
         notes=(
             *_notes_on_runs(infos, sides, changes),
-            *_notes_on_noise(rows, noise, on_gpu, changes, with_communication),
+            *_notes_on_noise(rows, noise, on_gpu, changes),
         ),
     )
 
@@ -337,7 +335,7 @@ def _reasons_against(infos: Sequence[CaptureInfo], runs: Sequence[Samples]) -> l
 
 
 def _compare(
-    level: str, sides: tuple[list[Samples], list[Samples]], noise: Noise, with_communication: bool
+    level: str, sides: tuple[list[Samples], list[Samples]], noise: Noise
 ) -> tuple[pd.DataFrame, Effects | None]:
     """The rows of a level, and their changes, None if there are no rows. A p from noise that is only assumed decides,
     but is not told.
@@ -347,7 +345,7 @@ def _compare(
     runs = []
     for run in (*sides[0], *sides[1]):
         times = run.times.reset_index().astype(dict.fromkeys(KEY, str)) if level != "step" else pd.DataFrame([run.wall])
-        if level not in ("step", "class") and not with_communication:
+        if level not in ("step", "class"):
             times = times[times["kernel_class"] != "comm"]
         runs.append(times.assign(**{name: "" for name in KEY if name not in LEVELS[level]}).groupby(KEY).sum())
     keys = pd.concat(runs).index.unique()
@@ -421,16 +419,11 @@ def _notes_on_runs(
     return notes
 
 
-def _notes_on_noise(
-    rows: pd.DataFrame, noise: Noise, on_gpu: bool, changes: Mapping[str, Effects], with_communication: bool
-) -> list[str]:
+def _notes_on_noise(rows: pd.DataFrame, noise: Noise, on_gpu: bool, changes: Mapping[str, Effects]) -> list[str]:
     """What a reader could otherwise misunderstand about how the captures were compared."""
     notes = []
-    if not with_communication and ((rows["level"] == "class") & (rows["kernel_class"] == "comm")).any():
-        notes.append(
-            "Layers and phases are compared without communication, which may be waiting for other ranks; "
-            "--with-communication counts it."
-        )
+    if ((rows["level"] == "class") & (rows["kernel_class"] == "comm")).any():
+        notes.append("Layers and phases are compared without communication, which may be waiting for other ranks.")
     if noise.assumed:
         assumed = f"CPU time {within(HOST_NOISE)}"
         if on_gpu:

@@ -116,7 +116,7 @@ def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided
     if not len(rows_of_gate):
         raise UsageError(
             f"--fail-on {gate.text!r}: neither capture has such a {gate.level} outside communication; needed one that "
-            "the table has, or --with-communication"
+            "the table has"
         )
     change, at_most, verdict = rows_of_gate["change"], rows_of_gate["at_most"], rows_of_gate["verdict"]
     if assumed:

@@ -93,11 +93,8 @@ class NcuPlan(Result):
         launches: Number of kernel launches in `gpu_ns`, all of which a full ncu run would measure.
         info: Recording tool, GPUs and processes of the capture.
         layer: Only this layer and the layers inside it; '' for all.
-        phase: Only this phase; '' for all.
         every_layer: Whether each of the outermost blocks (``model.layers.3``) reaches the share, not only all of them.
         section_set: Section set of ncu (``ncu --set``).
-        rank: The rank to measure; None for a single-process program.
-        memory_gb: GPU memory of the program in GB, to predict the run time.
     """
 
     rows: pd.DataFrame
@@ -112,11 +109,8 @@ class NcuPlan(Result):
     info: CaptureInfo
     above_limit_ns: int | None = None
     layer: str = ""
-    phase: str = ""
     every_layer: bool = False
     section_set: str = "basic"
-    rank: int | None = None
-    memory_gb: float = 1.0
 
     columns: ClassVar = {"ncu-plan": COLUMNS}
     bars: ClassVar = {"ncu-plan": (("gpu_ns",), ("kernel", "grid"))}
@@ -143,15 +137,18 @@ class NcuPlan(Result):
         """
         return write_file(path, self.script(Path(path).stem), inputs=self.sources, executable=True)
 
-    def predicted_seconds(self) -> tuple[float, float] | None:
+    def predicted_seconds(self, memory_gb: float = 1.0) -> tuple[float, float] | None:
         """How long ncu will take in seconds, with the program's own time: for the plan, and for every launch one by
         one; None for a set of sections that was never timed.
+
+        Args:
+            memory_gb: GPU memory of the program in GB, which ncu saves and restores.
         """
         passes = PASSES.get(self.section_set)
         if passes is None:
             return None
         fixed_seconds, for_each_gb = SECONDS_PER_PASS
-        each = passes * (fixed_seconds + for_each_gb * self.memory_gb)
+        each = passes * (fixed_seconds + for_each_gb * memory_gb)
         program = self.info.session_ns / 1e9
         return program + each * self.measurements, program + each * self.launches
 
@@ -163,7 +160,6 @@ def plan(
     *,
     share: float = 0.9,
     layer: str = "",
-    phase: str = "",
     every_layer: bool = False,
 ) -> NcuPlan:
     """Choose the kernels to measure.
@@ -175,7 +171,6 @@ def plan(
         share: Fraction of the GPU time that the measured kernels represent, 0 to 1; with counts, of that above the
             least time.
         layer: Only this layer and the layers inside it; '' for all.
-        phase: Only this phase; '' for all.
         every_layer: Reach the share in each of the outermost blocks (``model.layers.3``), not only overall.
 
     Raises:
@@ -185,13 +180,9 @@ def plan(
     attribution = attribution or attribute(trace)
     kernels = read_kernels(trace, attribution)
     included = np.array(
-        [
-            (not layer or layer in with_ancestors(path, kernels.parents)) and (not phase or owned_in == phase)
-            for path, owned_in in kernels.owners
-        ],
-        dtype=bool,
+        [not layer or layer in with_ancestors(path, kernels.parents) for path, _ in kernels.owners], dtype=bool
     )
-    scope = f"in {layer or 'the capture'}" + (f" ({phase})" if phase else "")
+    scope = f"in {layer or 'the capture'}"
     times = kernels.by_owner() * included[:, None]
     collective = np.array(
         [family_of(signature.name).kernel_class == "comm" for signature in kernels.signatures], dtype=bool
@@ -247,7 +238,6 @@ def plan(
         launches=int(launches[:, ~collective].sum()),
         info=trace.info,
         layer=layer,
-        phase=phase,
         every_layer=every_layer,
     )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FFMA = "sm__sass_thread_inst_executed_op_ffma_pred_on"
 _DFMA = "sm__sass_thread_inst_executed_op_dfma_pred_on"
 _DRAM = "dram__bytes"
-_NEEDED = "measure with nvprof-kit ncu profile --roofline, or with ncu --set roofline"
+_NEEDED = "measure with nvprof-kit ncu profile --set roofline, or with ncu --set roofline"
 
 
 @dataclass(frozen=True)

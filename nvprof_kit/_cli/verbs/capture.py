@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 
@@ -28,7 +29,7 @@ from nvprof_kit._capture.session import expand_name, need_program, print_command
 from nvprof_kit._cli.verb import CAPTURE, COUNTERS, WITHOUT_PLOT, Output, progress
 from nvprof_kit._cli.verbs.job import ranks
 from nvprof_kit._cli.verbs.sources import ncu
-from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NEEDED_NSYS, NSYS, expect
+from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NSYS, expect
 from nvprof_kit.errors import UsageError
 
 
@@ -102,7 +103,7 @@ def profile(program: tuple[str, ...], *, output: str = "", **options: Any) -> No
     name="profile",
     under=ranks,
 )
-def ranks_profile(program: tuple[str, ...], *, output: str = "", ranks: str, local: bool, **options: Any) -> None:
+def ranks_profile(program: tuple[str, ...], *, output: str = "", ranks: str, **options: Any) -> None:
     """Run some ranks of a job under nsys, and the others without a profiler.
 
     It stands between the launcher and the program, on every rank: torchrun --nproc-per-node 8 --no-python nvprof-kit
@@ -118,7 +119,7 @@ def ranks_profile(program: tuple[str, ...], *, output: str = "", ranks: str, loc
         raise UsageError(
             "no program to run; needed: torchrun ... --no-python nvprof-kit ranks profile -- python train.py"
         )
-    rank = choose_rank(ranks, local=local)
+    rank = choose_rank(ranks)
     environ = {"NVPROF_KIT_RUN_ID": rank.run_id} if rank.run_id else {}
     if rank.is_chosen:
         if options["preset"] == "metrics" and rank.gpu:
@@ -139,10 +140,10 @@ def ranks_profile(program: tuple[str, ...], *, output: str = "", ranks: str, loc
     under=ncu,
 )
 def ncu_profile(program: tuple[str, ...], *, output: str | None = None, annotate: bool = False, **options: Any) -> None:
-    """Measure a layer, kernels, or the data of a roofline with ncu.
+    """Measure a layer or kernels with ncu.
 
-    One of --layer PATH, --kernel NAME, --capture run.sqlite and --roofline says what: the kernels that a layer
-    launches, those of a name, the costliest of an nsys capture, or operations, bytes and peaks.
+    --layer PATH or --kernel NAME says which: the kernels that a layer launches, or those of a name. --set roofline
+    without them measures every launch. See ncu plan for the costliest kernels of an nsys capture.
 
     Options:
         output: Name of the report without suffix: leaves NAME.ncu-rep and NAME.csv. [default: the program and the time]
@@ -151,20 +152,7 @@ def ncu_profile(program: tuple[str, ...], *, output: str | None = None, annotate
     from nvprof_kit.integrations.annotate import environment
 
     added = environment(annotate=True) if annotate else {}
-    status = measure_program(
-        program, output or report_name(program), environ=added, costliest_kernels=_costliest_kernels, **options
-    )
-    raise click.exceptions.Exit(status)
-
-
-def _costliest_kernels(capture: str, top: int) -> list[str]:
-    from nvprof_kit._trace.open import open_capture
-
-    expect(capture, NSYS, NEEDED_NSYS)
-    ops = open_capture(capture, optional=("mangled",)).ops
-    kernels = ops[ops["mangled"] != ""]
-    duration_ns = (kernels["end_ns"] - kernels["start_ns"]).groupby(kernels["mangled"], observed=True).sum()
-    return [str(name) for name in duration_ns.sort_values(ascending=False, kind="stable").index[:top]]
+    raise click.exceptions.Exit(measure_program(program, output or report_name(program), environ=added, **options))
 
 
 @click.group()
@@ -221,9 +209,7 @@ def record(
     max_memory: int = 500,
     annotate: bool | None = None,
     count: bool = False,
-    stacks: bool = False,
-    shapes: bool = False,
-    memory: bool = False,
+    detail: Sequence[Literal["stacks", "shapes", "memory"]] = (),
 ) -> None:
     """Run a Python program under PyTorch's profiler, for machines without Nsight Systems.
 
@@ -237,13 +223,12 @@ def record(
             those of nvprof_kit.step, or else optimizer steps.
         max_memory: Stop recording when the process has grown by this much since its first step; 0 for no limit. PyTorch
             needs about six times as much memory to write the trace.
-        annotate: Annotate the model without changing the program. By default only with --stacks, which else names
-            modules by class and number.
+        annotate: Annotate the model without changing the program. By default only with --detail stacks, which names
+            modules by class and number else.
         count: Count the operations and the bytes of the program's second step, best outside the recorded steps, into
             NAME.flops.json.
-        stacks: Record Python call stacks, beginning with the first module call.
-        shapes: Record the input shapes of each operator.
-        memory: Record each allocation and release.
+        detail: Record also Python call stacks, beginning with the first module call; the input shapes of each operator;
+            or each allocation and release. Repeatable.
     """
     from nvprof_kit._capture.recorder.launch import record_program
     from nvprof_kit.integrations.annotate import environment
@@ -252,9 +237,11 @@ def record(
     counts = path.with_name(f"{path.name.partition('.json')[0]}.flops.json") if count else None
     if counts is not None:
         _remove_counts(counts, force=force)
-    recorded = {"stacks": stacks, "shapes": shapes, "memory": memory}
+    recorded = {name: name in detail for name in ("stacks", "shapes", "memory")}
     settings = json.dumps({"path": str(path), "options": recorded, "schedule": schedule, "memory_mb": max_memory})
-    environ = environment(annotate=stacks if annotate is None else annotate, count=str(counts or ""), record=settings)
+    environ = environment(
+        annotate="stacks" in detail if annotate is None else annotate, count=str(counts or ""), record=settings
+    )
     raise click.exceptions.Exit(record_program(path, command, schedule, force=force, environ=environ))
 
 
@@ -286,7 +273,7 @@ def doctor(output: Output, words: tuple[str, ...], *, measure: str | None = None
 
 
 @CAPTURE.verb("nvprof-kit scrub run.sqlite -o public.sqlite")
-def scrub(capture: str, *, output: str | None = None, force: bool = False, also: str | None = None) -> None:
+def scrub(capture: str, *, output: str | None = None, also: str | None = None) -> None:
     """Copy a capture without private data: environment variables, command line, host name, captured output and other
     processes.
 
@@ -295,26 +282,24 @@ def scrub(capture: str, *, output: str | None = None, force: bool = False, also:
 
     Options:
         output: File of the copy. [default: NAME.scrubbed.sqlite]
-        force: Overwrite it.
         also: Replace each text that matches REGEX, such as a project name.
     """
     expect(capture, NSYS, "an nsys export, .sqlite or .sqlite.xz")
     target = output or scrubbed_name(capture)
     with progress() as report:
         report(f"copying {capture}")
-        removed = write_scrubbed(capture, target, also=also, force=force)
+        removed = write_scrubbed(capture, target, also=also)
     taken = ", ".join(f"{count} {kind}" for kind, count in removed.items() if count)
     click.echo(f"{target}: without {taken or 'anything to take out: there was nothing private in it'}", err=True)
 
 
 @CAPTURE.verb('ls "$(nvprof-kit recipes)"')
-def recipes(*, skill: bool = False) -> None:
-    """Print the folder of the shell recipes, or the path of SKILL.md.
+def recipes() -> None:
+    """Print the folder of the shell recipes.
 
     Run one with: bash "$(nvprof-kit recipes)/nsys/profile.sh" python train.py
 
-    Options:
-        skill: Print the path of SKILL.md, a guide for language models: which command answers which question, how to
-            read the output, and when to abstain.
+    The folder has SKILL.md too, a guide for language models: which command answers which question, how to read the
+    output, and when to abstain.
     """
-    click.echo(Path(__file__).parents[2] / "skill" / "SKILL.md" if skill else recipes_folder())
+    click.echo(recipes_folder())

@@ -62,8 +62,6 @@ def compare(
     view: JobView | None = None,
     rank: Sequence[str] = (),
     timeline: str = "",
-    maps: str | None,
-    workers: int | None,
     domain: str | None,
     rules: str | None,
     **rows: Unpack[RowOptions],
@@ -86,11 +84,9 @@ def compare(
     with progress() as report:
         job = open_job(
             captures,
-            maps=maps,
             domain=domain,
             rules=rules,
             ranks=_ranks_by_file(rank),
-            workers=workers,
             notify=lambda capture: report(f"mapping {capture}"),
         )
         report("comparing ranks")
@@ -115,19 +111,16 @@ def map_(
     *,
     output: str = "",
     rank: Sequence[str] = (),
-    part: str = "",
     **options: Any,
 ) -> None:
     """Condense captures to maps: what the comparison of ranks needs, a few megabytes of Parquet each.
 
     A map is reused while its capture is unchanged. On a cluster each node maps its own: srun nvprof-kit ranks map -o
-    /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures can share the
-    work: --part $SLURM_PROCID/$SLURM_NTASKS.
+    /shared/maps /local/captures; then nvprof-kit ranks /shared/maps. Tasks that see the same captures each name some.
 
     Options:
         output: Folder for the maps.
         rank: FILE=N, the rank of a capture that does not contain its rank. Repeatable.
-        part: I/N, map only every N-th capture, beginning with the I-th (from 0), to share the work between tasks.
     """
     from nvprof_kit._trace.files.process import keep_freed_memory, switch_threads_often
 
@@ -135,15 +128,11 @@ def map_(
         raise UsageError("no folder for the maps; needed: nvprof-kit ranks map -o FOLDER CAPTURE...")
     keep_freed_memory()  # before NumPy is imported
     switch_threads_often()
-    index, count = _numbers("--part", part, (part or "0/1").split("/"), 2)
-    if index >= count:
-        raise UsageError(f"--part {part}: needed I/N with I from 0 to N - 1, as in --part 0/8")
     with progress() as report:
         names = map_captures(
             captures,
             output,
             ranks=_ranks_by_file(rank),
-            part=(index, count),
             notify=lambda capture: report(f"mapping {capture}"),
             **options,
         )
@@ -163,7 +152,6 @@ def _numbers(option: str, text: str, texts: Sequence[str], count: int | None = N
 
 
 _FORMS = {
-    "--part": "I/N with I from 0 to N - 1, as in --part 0/8",
     "--rank": "FILE=N, as in --rank run.sqlite=3",
     "--timeline": "numbers by commas, as in 0,17,300",
 }

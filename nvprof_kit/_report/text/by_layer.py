@@ -184,9 +184,11 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
     )
     overall = ", ".join(f"{heading} {result.overall[name]:.0f} %" for name, heading in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
+    from nvprof_kit._analysis.metrics import MIN_SAMPLES
+
     note = (
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
-        f"{result.floor:g} samples."
+        f"{MIN_SAMPLES} samples."
     )
     return [
         capture_line(result.info, result.steps, result.all_steps),

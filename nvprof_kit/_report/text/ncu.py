@@ -39,22 +39,21 @@ def plan_script(plan: NcuPlan, report: str) -> str:
         *("--filter-mode", "per-launch-config", "--kernel-name-base", "mangled"),
         *("--kernel-id", f"::regex:^({'|'.join(map(re.escape, plan.names))})$:{numbers}"),
     ]
-    of_rank = "" if plan.rank is None else _OF_RANK.format(rank=plan.rank)
     ncu = shlex.join([*settings, "--export", report])
     files = {"report": shlex.quote(f"{report}.ncu-rep"), "page": shlex.quote(f"{report}.csv")}
-    return _SCRIPT.format(about="\n".join(about), of_rank=of_rank, ncu=ncu, numbers=numbers, **files)
+    return _SCRIPT.format(about="\n".join(about), ncu=ncu, numbers=numbers, **files)
 
 
-_OF_RANK = """rank=${{RANK:-${{OMPI_COMM_WORLD_RANK:-${{PMIX_RANK:-${{PMI_RANK:-${{SLURM_PROCID-}}}}}}}}}}
-[ "$rank" = {rank} ] || exec "$@"
-"""
 _SCRIPT = """#!/usr/bin/env bash
 {about}
 #   bash THIS_SCRIPT -- PROGRAM [ARGUMENT]...   NCU is the ncu to run, 2022.4 or newer
+# With NVPROF_KIT_NCU_RANK=N, below a launcher, rank N is measured and the others only run.
 set -u
 fail() {{ echo "${{0##*/}}: $2" >&2; exit "$1"; }}
 [ "${{1-}}" != -- ] || shift; [ $# -gt 0 ] || fail 2 "no program to run; needed: bash $0 -- python train.py"
-{of_rank}[ ! -e {report} ] || fail 2 "the report exists; remove it, or run this in another folder"
+rank=${{RANK:-${{OMPI_COMM_WORLD_RANK:-${{PMIX_RANK:-${{PMI_RANK:-${{SLURM_PROCID-}}}}}}}}}}
+[ "$rank" = "${{NVPROF_KIT_NCU_RANK-$rank}}" ] || exec "$@"
+[ ! -e {report} ] || fail 2 "the report exists; remove it, or run this in another folder"
 command -v "${{NCU:-ncu}}" >/dev/null || fail 3 "no ncu; install Nsight Compute and put it on PATH, or set NCU"
 export LC_ALL=C; trap 'kill -TERM $! 2>/dev/null' INT TERM HUP; set -m
 "${{NCU:-ncu}}" {ncu} "$@" <&0 &
@@ -77,11 +76,10 @@ _COLUMNS = ("kernel", "grid", "block", "launches", "gpu_ns", "share", "covered",
 
 def plan_lines(plan: NcuPlan) -> list[str]:
     """The plan in a few sentences."""
-    of_what = " ".join(word for word in (plan.layer, plan.phase) if word)
     above = "" if plan.above_limit_ns is None else " above the least time for the counted work"
     lines = [
         f"{plan.measurements} launches represent {percent(plan.covered)} of the GPU time{above}"
-        f"{f' of {of_what}' if of_what else ''} in {title(plan.info.path)}, which has {plan.launches:,} launches"
+        f"{f' of {plan.layer}' if plan.layer else ''} in {title(plan.info.path)}, which has {plan.launches:,} launches"
     ]
     if plan.above_limit_ns is not None:
         lines.append(f"that is {percent(plan.above_limit_ns / plan.gpu_ns)} of the GPU time")
@@ -94,10 +92,11 @@ def plan_lines(plan: NcuPlan) -> list[str]:
     if plan.every_layer:
         block, share = plan.least_covered
         lines.append(f"and for at least {percent(share)} of every block's; least in {block}")
-    seconds = plan.predicted_seconds()
-    if seconds:
+    seconds, with_more = plan.predicted_seconds(), plan.predicted_seconds(11)
+    if seconds and with_more:
         lines.append(
             f"ncu --set {plan.section_set} takes about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all "
-            f"launches, including program start, if the program uses {plan.memory_gb:g} GB of GPU memory"
+            "launches, including program start, if the program uses 1 GB of GPU memory; for each 10 GB more, "
+            f"{with_more[0] - seconds[0]:,.0f} s more"
         )
     return lines

@@ -65,7 +65,7 @@ def test_layers_carry_the_memory(nsys: str, tmp_path: Path) -> None:
     assert {event.category for event in marks} == {"memory"}
     assert all(event.registered for event in marks)
     assert len(marks) == 9 + 2 * 3, "three calls, each with a peak; three backward stretches without"
-    rows = nvprof_kit.open(with_a_kernel(path)).layers(memory=True).rows
+    rows = nvprof_kit.open(with_a_kernel(path)).layers(columns="memory").rows
     names = ["layer", "phase", "memory_begin_bytes", "memory_end_bytes", "memory_retained_bytes", "memory_peak_bytes"]
     assert rows[rows["layer"] != "(none)"][names].to_numpy().tolist() == [
         ["net", "forward", 1000, 1128, 128, 1576],

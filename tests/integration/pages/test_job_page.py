@@ -21,7 +21,7 @@ AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     captures = [DATA / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)]
-    return open_job(captures, workers=1).report().save(tmp_path_factory.mktemp("page") / "pair.html")
+    return open_job(captures).report().save(tmp_path_factory.mktemp("page") / "pair.html")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_hostile_names_are_text(chromium: Any, tmp_path: Path) -> None:
                 at + (6 + rank) * MS, at + 18 * MS, launched=(at + 2_100_000, at + 2_110_000), name=AR, stream=9
             )
         file.write()
-    path = open_job(sorted(tmp_path.glob("*.sqlite")), workers=1).report().save(tmp_path / "job.html")
+    path = open_job(sorted(tmp_path.glob("*.sqlite"))).report().save(tmp_path / "job.html")
     with opened(chromium, path) as page:  # an alert, a request or an error of the console fails it
         assert page.evaluate("sheet.data.layers.rows[0]") == f"{EVIL} forward"
         assert EVIL in page.locator("#c0-charges").inner_text() and page.locator("table script").count() == 0

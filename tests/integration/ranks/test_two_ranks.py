@@ -37,7 +37,7 @@ def test_the_collectives_of_the_recorder_are_matched(tmp_path: Path) -> None:
     torchrun(2, "train.py", cwd=tmp_path)
     traces = sorted(tmp_path.glob("run.rank*.json.gz"))
     assert len(traces) == 2
-    job = open_job(tmp_path, workers=1)
+    job = open_job(tmp_path)
     assert job.ranks["rank"].tolist() == [0, 1] and set(job.ranks["world_size"]) == {2}
     answer = job.answer()
     assert answer.steps == 3 and answer.collectives >= 3  # an all-reduce of each step's gradients

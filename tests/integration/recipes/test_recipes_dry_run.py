@@ -24,14 +24,11 @@ profile --preset metrics -- python train.py
 profile --preset light -- python train.py
 profile --preset metrics -x --trace=nvtx -- python train.py
 profile --step 12 -- python train.py
-profile --range 'layers.0 backward' -- python train.py
-profile --range iteration@Megatron -- python train.py
-profile --range iteration@ -- python train.py
+profile -x --capture-range=nvtx -x '--nvtx-capture=layers.0 backward@nvprof_kit' -- python train.py
 profile --schedule stable -- python train.py
 profile --schedule 50:60 -- python train.py
 profile --schedule skip_first=5,active=3,repeat=4 -- python train.py
 profile --schedule active=3,repeat=0 -- python train.py
-profile --range window -x --capture-range-end=repeat:2 -- python train.py
 profile -x --capture-range=cudaProfilerApi -- python train.py
 profile -x --delay=5 -x --duration=30 -- python train.py
 profile -x --python-functions-trace=calls.json -x --sample=cpu -- python train.py
@@ -39,10 +36,10 @@ profile -x --gpu-metrics-devices=0 --preset metrics -- python train.py
 launch -- python serve.py
 launch -s serving -p memory -- python serve.py
 start
-start -s serving -p metrics -o out/first -f
+start -s serving -p metrics -o out/first
 ranks -r 3,5 --step 4 -- python train.py
 ranks -r 0-7:2 -- python train.py
-ranks -r 1 --local --preset metrics -o out/run -- python train.py
+ranks -r 1-7:2 --preset metrics -o out/run -- python train.py
 """.strip().splitlines()
 
 
@@ -157,7 +154,6 @@ def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str
     ("option", "value", "message"),
     [
         ("--step", "99999999999999999999", "Invalid value for '--step'"),
-        ("--range", "@torch", "--range '@torch' names no range"),
         ("--schedule", "stabl", "--schedule 'stabl' is none of early, stable, periodic"),
         ("--schedule", "active=3,repeat=x", "--schedule 'active=3,repeat=x' is none of early, stable, periodic"),
     ],

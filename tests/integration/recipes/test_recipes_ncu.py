@@ -31,17 +31,16 @@ CALLS = [
     "-o layer --layer='a[0]/b@c recompute@mine' -s occupancy -- python -c 'print(1)' | sm_100",
     "-o layer -l model.layers.0 -s communication -- python train.py",
     "-o kernels -k flash_fwd -k nvjet -s speed-of-light -- python train.py",
-    "-o kernels -k flash_fwd -s memory -x --clock-control=base -x --cache-control=none --replay application -- ./x",
+    "-o kernels -k fmha -s memory -x --clock-control=base -x --cache-control=none -x --replay-mode=application -- ./x",
     "-o kernels -k adam -x -c -x 3 -x --target-processes -x application-only -s stalls -- python train.py",
-    "-o top -c CAPTURE -s tensor -- python train.py",
-    "-o roofline --roofline -x --profile-from-start=off -- python train.py",
-    "-o roofline --roofline -l lm_head -s memory -- python train.py | sm_100",
+    "-o roofline -s roofline -x --profile-from-start=off -- python train.py",
+    "-o roofline -l lm_head -s memory -s roofline -- python train.py | sm_100",
     "-o nccl -k nccl -s communication --rank 0 -x --profile-from-start=off -- torchrun --no-python rank.sh ./train.py",
-    "-o layer -l lm_head -s communication --rank 3 --replay kernel -- ./rank.sh ./job",
-    "-o layer -l lm_head -s communication --replay app-range -- python train.py",
-    "-o layer -l lm_head --replay range -- python train.py",
-    "-o roofline --roofline -l lm_head -s communication -- python train.py | sm_89",
-    "-o roofline --roofline -l lm_head -s tensor -- python train.py | sm_120",
+    "-o layer -l lm_head -s communication --rank 3 -x --replay-mode=kernel -- ./rank.sh ./job",
+    "-o layer -l lm_head -s communication -x --replay-mode=app-range -- python train.py",
+    "-o layer -l lm_head -x --replay-mode=range -- python train.py",
+    "-o roofline -l lm_head -s communication -s roofline -- python train.py | sm_89",
+    "-o roofline -l lm_head -s tensor -s roofline -- python train.py | sm_120",
 ]
 
 
@@ -65,20 +64,10 @@ def _run(command: list[str], cwd: Path, variables: dict[str, str]) -> subprocess
     return execute(*command, cwd=cwd, **{"NCU": "/no/ncu", **variables})
 
 
-@pytest.fixture
-def capture(tmp_path: Path) -> str:
-    from support.captures.nsys_file import NsysFile
-
-    file = NsysFile(tmp_path / "run.sqlite")
-    for number, (name, length) in enumerate((("gemm", 30), ("add", 10), ("softmax", 20), ("gemm", 30))):
-        file.kernel(100 * number, 100 * number + length, launched=(100 * number, 100 * number + 1), name=name)
-    return str(file.write())
-
-
-def test_exact_commands(capture: str, tmp_path: Path, golden: Golden) -> None:
+def test_exact_commands(tmp_path: Path, golden: Golden) -> None:
     lines = []
     for call in CALLS:
-        words, _, arch = call.replace("CAPTURE", capture).partition(" | ")
+        words, _, arch = call.partition(" | ")
         done = run(*_dry(words), cwd=tmp_path, ARCH=arch or "sm_90")
         assert (done.returncode, done.stderr) == (0, ""), call
         lines.append(f"$ {call}\n{done.stdout.replace('/no/ncu', 'ncu')}")
@@ -89,26 +78,20 @@ def _dry(call: str) -> list[str]:
     return ["--dry-run", *shlex.split(call)]
 
 
-RANGES = "with --replay {} ncu measures ranges, and no kernels by their names"
 LAUNCHER = "--rank 0: the launcher has to start rank.sh on each rank: -- {} ... "
 RANK_SH = shlex.quote(str(RECIPES / "rank.sh"))
 REFUSED = [
-    ("-o layer -- x", "nothing to measure; needed --layer PATH, --kernel NAME, --capture run.sqlite"),
+    ("-o layer -- x", "nothing to measure; needed --layer PATH, --kernel NAME, or every launch by --set roofline"),
     ("-l a -k b -- x", "--kernel and --layer exclude each other: each says what to measure"),
-    ("--roofline -k b -- x", "--kernel does not go with --roofline"),
     ("-k a -o 100% -- x", "-o '100%': ncu gives % a meaning; take a name without"),
     ("-k '' -- x", "-k '' names no kernel"),
     ("-o layer -l a", "no program to run; needed: nvprof-kit ncu profile [OPTION]... -- python train.py"),
     ("-o layer -l a -s flops -- x", "no set 'flops'; there are: base communication memory occupancy roofline"),
-    ("-o kernels -k a --replay app-range -- x", RANGES.format("app-range")),
-    ("-o roofline --roofline --replay range -l a -- x", "with --replay range ncu gives no peaks"),
     ("-l a --rank 0 -- /bin/torchrun train.py", f"{LAUNCHER.format('torchrun')}--no-python {RANK_SH} python"),
     ("-l a --rank 0 -- mpirun -np 8 python train.py", f"{LAUNCHER.format('mpirun')}{RANK_SH} python train.py"),
     ("-l a --rank 0 -- accelerate launch rank.sh train.py", "--rank 0: without --no_python the launcher takes rank.sh"),
-    ("-o top -c none.sqlite -- x", "none.sqlite: no such file"),
-    ("-o top -c text.sqlite -- x", "text.sqlite: of an unknown format"),
     (
-        "-o roofline --roofline -- x",
+        "-o roofline -s roofline -- x",
         "no ncu: '/no/ncu' is not found; install Nsight Compute and put its folder on PATH",
     ),
 ]
@@ -116,7 +99,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
 def test_refusals_are_one_line(call: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "text.sqlite").write_text("not a database, whatever its name says")
     done = run(*shlex.split(call), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3 if "no ncu" in message else 2, "", 1)
     assert done.stderr.startswith(f"nvprof-kit: {message}")
@@ -397,7 +379,7 @@ def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
     assert not set(left_out) & set(metrics)
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if "CAPTURE" not in call and "sm_" not in call])
+@pytest.mark.parametrize("call", [call for call in CALLS if "sm_" not in call])
 def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
     """Without a kernel there is no report, and ncu says so and not that it does not know an option.
 

@@ -62,10 +62,9 @@ def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> N
     ],
 )
 def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
-    done = dry_run("ranks", "-r", "3", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
+    done = dry_run("ranks", "-r", "3", "--preset", "metrics", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert re.search(r"--output=run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
-    local = dry_run("ranks", "-r", "1", "--local", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
-    assert "-rank3-" in local.stdout
+    assert "--gpu-metrics-devices=1 " in done.stdout
 
 
 @pytest.mark.parametrize(

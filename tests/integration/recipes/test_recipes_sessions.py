@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.cli import execute
 from support.recipes import VERBS, gone, python, ranges, refuse, run, start, wait_for
 
 PROGRAM = """
@@ -54,7 +55,7 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
         refused = run("stop", "-s", name, **here)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     finally:
-        ended = run("stop", "-s", name, "--shutdown", **here)
+        ended = execute(nsys, "shutdown", f"--session={name}", "--kill=sigterm", cwd=tmp_path)
         said, _ = running.communicate(timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert gone(pid), said

@@ -26,7 +26,7 @@ _JOBS = {"bubbles": "pipeline", "micro-batches": "pipeline"}
 ANSWERS = {
     "layers": "layers hooks-train-2023.4.sqlite.xz --fold --columns class --columns phase",
     "layers by step": "layers ddp.rank0-2024.2.sqlite.xz --by step",
-    "layers memory": "layers memory/caching-2024.2.sqlite.xz --memory",
+    "layers memory": "layers memory/caching-2024.2.sqlite.xz --columns memory",
     "layers several": "layers gpt2-2023.4.sqlite.xz encoder-2023.4.sqlite.xz",
     **{f"breakdown-{view}": f"breakdown hooks-ddp-2024.2.sqlite.xz --view {view}" for view in _BREAKDOWNS},
     **{f"summary-{view}": f"summary slow-operators-2024.2.sqlite.xz --view {view}" for view in _SUMMARIES},
@@ -47,7 +47,7 @@ ANSWERS = {
     "doctor": "doctor PLAIN",
     **{
         f"ranks-{view}".rstrip("-"): f"ranks ranks/{_JOBS.get(view, 'ddp')}-layer.rank0-2024.2.sqlite.xz "
-        f"ranks/{_JOBS.get(view, 'ddp')}-layer.rank1-2024.2.sqlite.xz --workers 1 {f'--view {view}' if view else ''}"
+        f"ranks/{_JOBS.get(view, 'ddp')}-layer.rank1-2024.2.sqlite.xz {f'--view {view}' if view else ''}"
         for view in _RANKS
     },
 }

@@ -90,8 +90,6 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str, capsys: pytest.
     "argv",
     [
         ["ncu", "plan", "--share"],
-        ["ncu", "plan", "--memory-gb"],
-        ["metrics", "--floor"],
         ["diff", "--run-noise"],
         ["record", "--max-memory"],
     ],

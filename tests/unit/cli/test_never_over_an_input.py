@@ -84,7 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "timers timer_rank0.log --format csv -o timer_rank0.log",
         "timers . --format csv -o timer_rank0.log",
         "doctor run.sqlite --format json -o run.sqlite",
-        "scrub run.sqlite -o run.sqlite --force",
+        "scrub run.sqlite -o run.sqlite",
     ],
 )
 def test_an_answer_is_never_written_over_an_input(folder: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:

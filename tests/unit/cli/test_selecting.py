@@ -179,7 +179,7 @@ RANKED = {
     "diff": ["diff", str(DATA / "eager-2023.4.sqlite.xz"), str(DATA / "checkpoint-2023.4.sqlite.xz")],
     "memory": ["memory", "run.pickle", "--by", "layer"],
     "ranks": [
-        *("ranks", "--view", "charges", "--maps", "maps"),
+        *("ranks", "--view", "charges"),
         *(str(DATA / "ranks" / f"ddp-layer.rank{rank}-2024.2.sqlite.xz") for rank in (0, 1)),
     ],
 }

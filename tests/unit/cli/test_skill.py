@@ -17,7 +17,7 @@ import nvprof_kit
 from nvprof_kit._cli import group, main
 
 DATA = Path(__file__).parents[2] / "data"
-SKILL = Path(nvprof_kit.__file__).parent / "skill" / "SKILL.md"
+SKILL = nvprof_kit.recipes_folder() / "SKILL.md"
 TEXT = SKILL.read_text(encoding="utf-8")
 COMMANDS = dict(re.findall(r"^## (.+\?)\n\n```sh\n(.+)\n```$", TEXT, re.MULTILINE))
 """The command of each question."""
@@ -126,5 +126,5 @@ def test_ten_questions_with_a_command_each(capsys: pytest.CaptureFixture[str]) -
     head = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", TEXT)
     assert head is not None and len(head[1]) <= 64 and len(head[2]) <= 1024
     with pytest.raises(SystemExit) as ended:
-        main(["recipes", "--skill"])
-    assert not ended.value.code and capsys.readouterr().out == f"{SKILL}\n"
+        main(["recipes"])
+    assert not ended.value.code and capsys.readouterr().out == f"{SKILL.parent}\n"

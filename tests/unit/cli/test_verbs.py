@@ -115,7 +115,7 @@ def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("layers CAPTURE -o no/a.csv", "cannot write it: No such file or directory"),
         ("layers CAPTURE -o . --format table", "cannot write it: Is a directory"),
         ("layers CAPTURE --rules nowhere.toml", "no such file, and no preset; available: deepspeed, emit-nvtx"),
-        ("layers CAPTURE --memory", "no memory in this capture; record it with"),
+        ("layers CAPTURE --columns memory", "no memory in this capture; record it with"),
         ("export CAPTURE --steps +1: -o t.json", "none of the requested steps is in it"),
         ("export CAPTURE -o t.pftrace", "t.pftrace: no format has this suffix; needed one of .json.gz .gz .json"),
         ("export CAPTURE other.sqlite -o t.json", "other.sqlite: no such file"),
@@ -208,7 +208,7 @@ def test_several_reports_are_one_table() -> None:
 
 def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "plan.sh"
-    out = answer(capsys, "ncu", "plan", RUN, "--every-layer", "--script", script, "--memory-gb", 3.75)
+    out = answer(capsys, "ncu", "plan", RUN, "--every-layer", "--script", script)
     assert "89 launches represent 90.3 % of the GPU time" in out
     text = script.read_text()
     assert "# 89 launches represent 90.3 % of the GPU time" in text and "--profile-from-start off" in text

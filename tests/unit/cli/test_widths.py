@@ -54,7 +54,7 @@ ANSWERS: dict[str, Callable[[Path], Result]] = {
     "layers": lambda _: opened("hooks-train-2023.4").layers(),
     "layers folded": lambda _: opened("flops/llama12-2024.2").layers(columns=("class",)),
     "layers by step": lambda _: opened("eager-2024.2").layers(by="step"),
-    "layers with memory": lambda _: opened("memory/caching-2024.2").layers(memory=True),
+    "layers with memory": lambda _: opened("memory/caching-2024.2").layers(columns="memory"),
     "flops": lambda _: opened("flops/llama12-2024.2").flops(),
     "breakdown": lambda _: opened("hooks-ddp-2024.2").breakdown(),
     "summary": lambda _: opened("slow-operators-2024.2").summary(),

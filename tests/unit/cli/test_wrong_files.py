@@ -49,7 +49,7 @@ VERBS = {
     "report -o OUT.html": CAPTURES,
     "plot -o OUT.png": CAPTURES,
     "export -o OUT.json": CAPTURES,
-    "ranks --workers 1": CAPTURES,
+    "ranks": CAPTURES,
     "metrics": ONLY_NSYS,
     "ncu plan": ONLY_NSYS,
     "doctor": CAPTURES,

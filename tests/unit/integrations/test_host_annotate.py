@@ -148,7 +148,7 @@ def test_the_environment_keeps_what_is_there() -> None:
 def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
     """PyTorch's tracer of Python takes the callable of every module by the code of ``nn.Module.__call__``."""
     trace = tmp_path / "run.json.gz"
-    record = ["-m", "nvprof_kit", "record", "--stacks", "-o", str(trace), "--"]
+    record = ["-m", "nvprof_kit", "record", "--detail", "stacks", "-o", str(trace), "--"]
     done = run(*record, sys.executable, "-c", PROGRAM)
     assert done.returncode == 0, done.stderr
     with gzip.open(trace, "rt") as file:
@@ -165,7 +165,19 @@ def test_rows_of_stacks_have_the_names_of_the_model(tmp_path: Path) -> None:
     for option in ("--annotate", "--no-annotate"):
         trace = tmp_path / f"run{option}.json"
         chosen = [] if option == "--annotate" else [option]
-        record = ["-m", "nvprof_kit", "record", "--stacks", *chosen, "-o", str(trace), "--", sys.executable, "-c"]
+        record = [
+            "-m",
+            "nvprof_kit",
+            "record",
+            "--detail",
+            "stacks",
+            *chosen,
+            "-o",
+            str(trace),
+            "--",
+            sys.executable,
+            "-c",
+        ]
         execute(sys.executable, *record, program, check=True)
         found[option] = set(nvprof_kit.open(trace).layers().to_frame()["layer"])
     assert {"0", "1"} <= found["--annotate"]

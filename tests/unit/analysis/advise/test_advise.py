@@ -715,7 +715,7 @@ def test_a_saving_is_one_number_everywhere(tmp_path: Path) -> None:
     result = capture.advise()
     rows = result.to_frame()
     text = str(result)
-    page = capture.report(findings=True).save(tmp_path / "page.html").read_text(encoding="utf-8")
+    page = capture.report().save(tmp_path / "page.html").read_text(encoding="utf-8")
     document = json.loads(result.save(tmp_path / "advice.json").read_text(encoding="utf-8"))
     for finding, row, entry in zip(result.findings, rows.to_dict("records"), document["rows"], strict=True):
         saves = f"{finding.saves_ns / 1e6:.3f}"

@@ -45,7 +45,7 @@ def test_nothing_is_per_step_or_for_training_where_there_is_none(file: NsysFile)
 
 def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_saving() -> None:
     paths = [DATA / f"ranks/ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in range(2)]
-    job = nvprof_kit.open_job(paths, workers=1)
+    job = nvprof_kit.open_job(paths)
     waiting, late = (nvprof_kit.open(path).advise(job=job).findings for path in paths)
     assert waiting[0].rule == late[0].rule == "slowest-rank"
     assert (waiting[0].layer, waiting[0].confidence) == ("model.layers.2.mlp", "medium")

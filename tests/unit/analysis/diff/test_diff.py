@@ -220,8 +220,6 @@ def test_waiting_in_a_collective_is_no_change_of_a_layer(tmp_path: Path) -> None
     assert result.gates[0].held
     assert row(result, level="class", kernel_class="comm")["verdict"] == "slower"
     assert any("without communication" in note for note in result.notes)
-    layer = row(diff(base, new, with_communication=True), level="layer")
-    assert (layer["base_ns"], layer["new_ns"], layer["verdict"]) == (1500, 10_000, "slower")
 
 
 def test_several_runs_measure_the_noise_from_run_to_run(tmp_path: Path) -> None:

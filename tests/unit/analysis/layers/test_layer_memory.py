@@ -27,7 +27,7 @@ MEMORY = [name for name in nvprof_kit.Layers.columns["layers"] if name.startswit
 
 
 def table(path: Path, *, by_step: bool = False) -> pd.DataFrame:
-    return nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None, memory=True).rows
+    return nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None, columns="memory").rows
 
 
 def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(file: NsysFile) -> None:
@@ -101,7 +101,7 @@ def test_a_real_capture() -> None:
     """An H200 with --cuda-memory-usage=true: 76 calls of cudaMalloc, 3,493,855,232 bytes, by
     ``SELECT sum(bytes) FROM CUDA_GPU_MEMORY_USAGE_EVENTS WHERE start > 0 AND memKind = 2 AND memoryOperationType = 0``.
     """
-    result = nvprof_kit.open(DATA / "hooks-graph-2023.4.sqlite.xz").layers(memory=True)
+    result = nvprof_kit.open(DATA / "hooks-graph-2023.4.sqlite.xz").layers(columns="memory")
     assert result.memory is not None
     assert int(result.rows["cuda_alloc_bytes"].sum()) == 3_493_855_232
     assert int(result.rows["cuda_free_bytes"].sum()) == 3_376_414_720

@@ -289,7 +289,7 @@ def test_the_roofline_of_a_report() -> None:
 
 
 def test_roofline_without_operations(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*ncu profile --roofline"):
+    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*ncu profile --set roofline"):
         report(tmp_path, {"ns": 1000, "dram": 100}).layers().figure()
 
 

@@ -21,7 +21,7 @@ from nvprof_kit.errors import CaptureError, UsageError
 
 
 def test_the_segments_hold_all_of_the_device_s_time(tmp_path: Path) -> None:
-    map_captures([capture(tmp_path, 0)], tmp_path / "maps", workers=1)
+    map_captures([capture(tmp_path, 0)], tmp_path / "maps")
     segments = pd.concat(map(pd.read_parquet, (tmp_path / "maps" / "segments").iterdir()))
     assert segments["ns"].sum() == (20 + 18 - 2) * MS  # from the first kernel's start to the last one's end
     assert segments.groupby("doing")["ns"].sum()["compute"] == 8 * MS
@@ -29,27 +29,26 @@ def test_the_segments_hold_all_of_the_device_s_time(tmp_path: Path) -> None:
 
 def test_a_map_is_reused_while_its_capture_is_unchanged(tmp_path: Path) -> None:
     file, maps = capture(tmp_path, 0), tmp_path / "maps"
-    (name,) = map_captures([file], maps, workers=1)
+    (name,) = map_captures([file], maps)
     first = (maps / "ranks" / name).stat().st_mtime_ns
-    assert map_captures([file], maps, workers=1) == [name]
+    assert map_captures([file], maps) == [name]
     assert (maps / "ranks" / name).stat().st_mtime_ns == first
     os.utime(file, ns=(1, 1))
-    (changed,) = map_captures([file], maps, workers=1)
+    (changed,) = map_captures([file], maps)
     assert changed != name
     assert all([file.name for file in table.iterdir()] == [changed] for table in maps.iterdir())  # the old map is gone
     (maps / "segments" / changed).unlink()  # one that is not whole is made again
-    map_captures([file], maps, workers=1)
+    map_captures([file], maps)
     assert (maps / "segments" / changed).is_file()
 
 
 def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_path: Path) -> None:
     captures = [capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS, shift=70 * MS)]
     seen: list[str] = []
+    map_captures(captures, tmp_path / "maps")
     with ThreadPoolExecutor(1) as executor:
         jobs = [
-            open_job(captures, workers=1),
-            open_job(captures, workers=2),
-            open_job(captures, workers=2, maps=tmp_path / "maps"),
+            open_job(captures),
             open_job(tmp_path / "maps"),
             open_job(captures, executor=executor, notify=seen.append),
         ]
@@ -58,16 +57,15 @@ def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_
     assert all(answer == answers[0] for answer in answers)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_error_of_a_capture_is_that_of_the_job(tmp_path: Path, workers: int) -> None:
+def test_the_error_of_a_capture_is_that_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "broken.rank1.sqlite").write_text("nothing")
     with pytest.raises(CaptureError, match=r"broken\.rank1\.sqlite"):
-        open_job([capture(tmp_path, 0), tmp_path / "broken.rank1.sqlite"], workers=workers)
+        open_job([capture(tmp_path, 0), tmp_path / "broken.rank1.sqlite"])
 
 
 def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
-    (name,) = map_captures([capture(tmp_path, 0)], maps, workers=1)
+    (name,) = map_captures([capture(tmp_path, 0)], maps)
     file = maps / "ranks" / name
     whole = pd.read_parquet(file)
     (version,) = whole["version"]
@@ -82,7 +80,7 @@ def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     files = [capture(tmp_path, 0), capture(tmp_path, 0, name="again.rank0.sqlite")]
     with pytest.raises(UsageError, match="rank 0 is there 2 times"):
-        open_job(files, workers=1)
+        open_job(files)
 
 
 def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
@@ -104,15 +102,15 @@ def test_ranks_in_names(name: str, rank: int | None, tmp_path: Path) -> None:
     file = capture(tmp_path, 0, name=name)
     if rank is None:
         with pytest.raises(CaptureError, match=rf"--rank {re.escape(name)}=3"):
-            open_job([file], workers=1)
-        assert open_job([file], ranks={name: 3}, workers=1).ranks["rank"].tolist() == [3]
+            open_job([file])
+        assert open_job([file], ranks={name: 3}).ranks["rank"].tolist() == [3]
     else:
-        assert open_job([file], workers=1).ranks["rank"].tolist() == [rank]
+        assert open_job([file]).ranks["rank"].tolist() == [rank]
 
 
 def test_the_rank_of_a_pytorch_trace_is_in_it(tmp_path: Path) -> None:
     file = shutil.copy(Path(__file__).parents[3] / "data" / "kineto" / "ddp.rank0.json.xz", tmp_path / "trace.json.xz")
-    ranks = open_job([file], workers=1).ranks
+    ranks = open_job([file]).ranks
     assert ranks[["rank", "world_size", "rank_told_by"]].to_numpy().tolist() == [[0, 2, "capture"]]
 
 
@@ -123,7 +121,7 @@ def captures(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def job(captures: list[Path]) -> Job:
-    return open_job(captures, workers=1)
+    return open_job(captures)
 
 
 def processes(path: Path) -> set[str]:
@@ -152,7 +150,7 @@ def test_some_ranks_and_one_step(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_job_of_maps_whose_captures_are_gone(captures: list[Path], tmp_path: Path) -> None:
-    open_job(captures, maps=tmp_path / "maps", workers=1)
+    map_captures(captures, tmp_path / "maps")
     captures[1].unlink()
     with pytest.raises(UsageError, match=r"run\.rank1\.sqlite: the map's capture is not here"):
         open_job(tmp_path / "maps").export()
@@ -167,7 +165,7 @@ def test_an_answer_as_html_is_the_page(job: Job, tmp_path: Path) -> None:
 
 
 def test_rules_are_told_by_name_as_for_one_capture(captures: list[Path]) -> None:
-    job = open_job(captures, rules="vllm", domain="nvprof_kit", workers=1)
+    job = open_job(captures, rules="vllm", domain="nvprof_kit")
     assert job.ranks["reading"].str.contains("vllm|Rules").all()
     with pytest.raises(UsageError, match="no-such"):
         open_job(captures, rules="no-such")
@@ -176,6 +174,6 @@ def test_rules_are_told_by_name_as_for_one_capture(captures: list[Path]) -> None
 def test_marks_of_groups_that_contradict_each_other_are_left_out_with_one_warning(tmp_path: Path) -> None:
     for other, warnings in (("0-1", 0), ("0,2", 1)):
         marks = "groups 0 mesh_cp 0-1", f"groups 0 mesh_cp {other}"
-        job = open_job([capture(tmp_path, rank, mark=mark) for rank, mark in enumerate(marks)], workers=1)
+        job = open_job([capture(tmp_path, rank, mark=mark) for rank, mark in enumerate(marks)])
         assert job.groups().to_frame()["name"].tolist() == ["" if warnings else "mesh_cp"]
         assert sum("contradict" in warning for warning in job.warnings) == warnings

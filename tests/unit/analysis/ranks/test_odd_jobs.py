@@ -48,7 +48,7 @@ def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path: Path, name: s
     """Half of the steps have rank 0 alone: they tell nobody's lateness, and are no steps without a fault."""
     files = [unpacked(tmp_path, "tensor-host", rank) for rank in (0, 1)]
     keep_steps(files[1], *place)
-    job = open_job(files, workers=1)
+    job = open_job(files)
     assert (job.verdict.rank, job.verdict.layer, job.verdict.cause) == (1, "model.layers.2.self_attn", "slow_host")
     (said,) = [one for one in job.warnings if "fewer steps" in one]
     assert said.startswith("1 rank has fewer steps than the others (1; ") and "2 of 4" in said
@@ -57,7 +57,7 @@ def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path: Path, name: s
 def test_other_windows_of_one_run_are_said(tmp_path: Path) -> None:
     """Both windows have the run's id; nothing fits, and a rank that is not aligned is no reason to fail."""
     files = [unpacked(tmp_path, name, rank) for rank, name in enumerate(("ddp-layer", "ddp-none"))]
-    job = open_job(files, workers=1)
+    job = open_job(files)
     assert job.verdict.sentence == "no verdict: the ranks share no collective in a step"
     assert any("2 ranks have no step in common with another one" in one for one in job.warnings)
     assert "not aligned" in str(job)
@@ -78,7 +78,7 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
         if is_inside and id_ in kernel_of:
             kernel_of[id_]["dur"] *= 1.25
     write(tmp_path / "run.rank1.json", events)
-    job = open_job(tmp_path, workers=1)
+    job = open_job(tmp_path)
     layers = job.layers().to_frame()
     assert set(layers["layer"]) == {"(none)"} and {"forward", "backward", "optimizer"} < set(layers["phase"])
     rows = layers.set_index(["phase", "rank"])["median_ns"]
@@ -89,9 +89,9 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
 
     # where the second does not name its phases, nothing is left to compare but the whole
     write(tmp_path / "run.rank1.json", [each for each in events if each.get("cat") != "user_annotation"])
-    assert set(open_job(tmp_path, workers=1).layers().to_frame()["phase"]) == {"other"}
+    assert set(open_job(tmp_path).layers().to_frame()["phase"]) == {"other"}
 
-    alike = open_job([tmp_path / "run.rank0.json"], workers=1)
+    alike = open_job([tmp_path / "run.rank0.json"])
     assert set(alike.layers().to_frame()["layer"]) > {"(none)"}
     assert not any("compared without layers" in issue for issue in alike.warnings)
 
@@ -104,7 +104,7 @@ def test_the_operator_around_a_launch_names_the_collective(tmp_path: Path) -> No
         for id_, launch, start in ((1, 20, 100), (2, 200, 300)):
             events += kernel("ncclDevKernel_SendRecv(ncclDevComm*)", start + 10 * rank, 100 - 10 * rank, launch, id_)
         write(tmp_path / f"run.rank{rank}.json", events)
-    waits = open_job(tmp_path, workers=1).waits().to_frame()
+    waits = open_job(tmp_path).waits().to_frame()
     assert waits["collective"].tolist() == ["stream 0 AllToAll 0", "stream 0 SendRecv 1"]
 
 
@@ -123,7 +123,7 @@ def test_where_most_collectives_have_no_match_the_work_is_compared(
             for begin in (at + ms * MS for ms in (9, *(range(11, 11 + lost) if rank else ()))):
                 file.kernel(begin, begin + 500_000, launched=(begin - 90_000, begin - 80_000), name=AR, stream=9)
         file.write()
-    verdict = open_job(tmp_path, workers=1).verdict
+    verdict = open_job(tmp_path).verdict
     assert (verdict.rank, verdict.layer) == (named, None if named is None else "layers.0")
     if named is not None:
         assert "take 6.0 ms of a step of" in verdict.sentence and "6.0 ms against 4.0 ms" in verdict.sentence
@@ -142,18 +142,18 @@ def two_processes(path: Path, *marks: str) -> Path:
 
 
 def test_two_processes_of_one_file_are_never_silently_one_rank(tmp_path: Path) -> None:
-    job = open_job(two_processes(tmp_path / "run.sqlite"), workers=1)
+    job = open_job(two_processes(tmp_path / "run.sqlite"))
     assert job.ranks[["rank", "rank_told_by"]].values.tolist() == [[0, "device"], [1, "device"]]
     layers = job.layers().to_frame().set_index(["layer", "rank"])["median_ns"]
     assert (layers["layers.0", 0], layers["layers.0", 1]) == (MS, 2 * MS)
     assert any("numbered by their devices" in issue for issue in job.warnings)
 
     for name, marks in (("run.rank3.sqlite", ()), ("one.sqlite", ("rank 3 of 8 run a",))):
-        job = open_job(two_processes(tmp_path / name, *marks), workers=1)
+        job = open_job(two_processes(tmp_path / name, *marks))
         assert job.ranks["rank"].tolist() == [3]
         assert any("2 processes with GPU work are taken as one rank" in issue for issue in job.warnings)
 
-    job = open_job(two_processes(tmp_path / "both.sqlite", "rank 3 of 8 run a", "rank 5 of 8 run a"), workers=1)
+    job = open_job(two_processes(tmp_path / "both.sqlite", "rank 3 of 8 run a", "rank 5 of 8 run a"))
     assert job.ranks["rank"].tolist() == [3, 5]
     assert not any("processes with GPU work" in issue for issue in job.warnings)
 
@@ -184,7 +184,7 @@ def test_lost_operations_do_not_shift_the_others(tmp_path: Path) -> None:
     for rank, order in enumerate(((0, 2, 3, 4, 5), (0, 1, 2, 4, 5))):
         for begin in ((10 * id_ + 10) * MS for id_ in order):  # rank 1 comes 3 ms later
             operation(files[rank], "AllReduce", begin + 3 * MS * rank, begin + 8 * MS, 70 + begin // (10 * MS))
-    job = open_job([file.write() for file in files], workers=1)
+    job = open_job([file.write() for file in files])
     found = job.waits().to_frame()
     assert found["wait_ns"].tolist() == [3 * MS] * 4
     assert set(found["late_rank"]) == {1}
@@ -200,5 +200,5 @@ def test_a_kernel_of_several_operations_is_another_with_the_same_ones(tmp_path: 
             begin, ids = (20 * step + 10) * MS, (10 * step + 5, 10 * step + 6)
             operation(file, "Send" if rank else "Recv", begin + rank * MS, begin + 8 * MS, *ids)
             operation(file, "Send", begin + 10 * MS, begin + 11 * MS, 1_000 + 2 * step + rank)
-    found = open_job([file.write() for file in files], workers=1).waits().to_frame()
+    found = open_job([file.write() for file in files]).waits().to_frame()
     assert found["wait_ns"].tolist() == [MS] * 3 and set(found["late_rank"]) == {1}

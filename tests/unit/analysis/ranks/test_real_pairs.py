@@ -63,7 +63,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def opened(folder: Path, name: str) -> Job:
-    return open_job([folder / f"{name}.rank{rank}.sqlite" for rank in (0, 1)], workers=1)
+    return open_job([folder / f"{name}.rank{rank}.sqlite" for rank in (0, 1)])
 
 
 def compare(job: Job, expected: list[Pair], tolerance: float) -> None:
@@ -92,7 +92,7 @@ def test_who_came_last_and_for_how_long(unpacked: Path, name: str) -> None:
 def test_who_came_last_by_the_host_s_clock(name: str) -> None:
     """PyTorch's traces of one host have its clock, to within some 20 µs: the offset is what their starts differ by."""
     traces = [DATA / "ranks" / "kineto" / f"{name}.rank{rank}.json.xz" for rank in (0, 1)]
-    job = open_job(traces, workers=1)
+    job = open_job(traces)
     begins_ns = [1000 * min(event["ts"] for event in events(trace) if "dur" in event) for trace in traces]
     assert abs(job.clocks().to_frame()["offset_ns"][1] - (begins_ns[1] - begins_ns[0])) < 20_000
     compare(job, late_in_traces(*traces), tolerance=50_000)
@@ -114,7 +114,7 @@ def test_one_rank_under_nsys_and_the_other_recorded(
         if path.suffix == ".sqlite":
             paths[number] = tmp_path / path.name
             paths[number].write_bytes(lzma.decompress(path.with_suffix(".sqlite.xz").read_bytes()))
-    job = open_job(paths, workers=1)
+    job = open_job(paths)
     assert {tool.split()[0] for tool in job.ranks["tool"]} == {"PyTorch", "nsys"}
     compare(job, late_in_both(*paths), tolerance=20_000)
     verdict = job.verdict
@@ -150,7 +150,7 @@ def test_the_cost_is_what_the_program_wrote_down(unpacked: Path) -> None:
 def test_the_json_contract(unpacked: Path, tmp_path: Path) -> None:
     file = tmp_path / "ranks.json"
     captures = [str(unpacked / f"ranks-ddp-layer.rank{rank}.sqlite") for rank in (0, 1)]
-    done = CliRunner().invoke(group, ["ranks", *captures, "--workers", "1", "-o", str(file)])
+    done = CliRunner().invoke(group, ["ranks", *captures, "-o", str(file)])
     assert done.exit_code == 0, done.output
     said = json.loads(file.read_text())
     assert (said["schema"], said["version"]) == ("nvprof-kit/ranks", 1)
@@ -168,7 +168,7 @@ RANKS = Path(__file__).parents[3] / "data" / "ranks"
 
 @pytest.fixture(scope="module")
 def pipeline() -> Job:
-    return open_job([RANKS / f"pipeline-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)], workers=1)
+    return open_job([RANKS / f"pipeline-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)])
 
 
 def test_the_bubble_of_each_stage(pipeline: Job) -> None:
@@ -192,7 +192,7 @@ def test_the_waiting_for_each_micro_batch(pipeline: Job) -> None:
 
 
 def test_kineto_names_its_groups_and_counts_collectives() -> None:
-    job = open_job([RANKS / "kineto" / f"tensor-loader.rank{rank}.json.xz" for rank in (0, 1)], workers=1)
+    job = open_job([RANKS / "kineto" / f"tensor-loader.rank{rank}.json.xz" for rank in (0, 1)])
     (group,) = job.groups().to_frame().to_dict("records")
     assert (group["group"], group["name"], group["parallel"]) == ("group 0 [0, 1]", "default_pg", "tensor")
 
@@ -200,7 +200,7 @@ def test_kineto_names_its_groups_and_counts_collectives() -> None:
 def test_ranks_of_two_tools_are_matched_by_their_streams() -> None:
     # not of one run, but of one program: what matters is that ids of one tool do not keep them apart
     captures = [RANKS / "kineto" / "tensor-loader.rank0.json.xz", RANKS / "tensor-loader.rank1-2024.2.sqlite.xz"]
-    job = open_job(captures, workers=1)
+    job = open_job(captures)
     assert len(job.waits().to_frame()) == 112
 
 
@@ -222,7 +222,7 @@ def test_a_real_job_of_two_dimensions(tmp_path: Path) -> None:
     ranks share a GPU, so the ends of one all-reduce move by 0.1 ms, and those of the two groups by 0.4 ms.
     """
     files = sorted((RANKS / "grid").glob("grid-layer.rank*.xz"))
-    job = open_job(files, workers=1)
+    job = open_job(files)
     groups = job.groups().to_frame()
     assert set(groups["ranks"][groups["parallel"] == "tensor"]) == {"0, 1", "2, 3"}
     assert set(groups["ranks"][groups["parallel"] == "data"]) == {"0, 2", "1, 3"}

@@ -52,7 +52,7 @@ def what(one: object) -> tuple[int, int, int, int]:
     [("pipeline-first-stage", 0, "layers.0.mlp"), ("kineto/pipeline-host", 3, "layers.3.self_attn")],
 )
 def test_real_pipelines_of_four_stages(captures: str, rank: int, layer: str) -> None:
-    job = open_job(sorted(STAGES.glob(f"{captures}.rank*")), workers=1)
+    job = open_job(sorted(STAGES.glob(f"{captures}.rank*")))
     assert by_program(job) == (3 * 2 * MICRO_BATCHES * STEPS, 0, 3 * 2 * MICRO_BATCHES * STEPS)
     assert (job.verdict.rank, job.verdict.layer) == (rank, layer)
     groups = job.groups().to_frame()
@@ -93,7 +93,7 @@ def one_forward_one_backward(rank: int, micro_batches: int) -> list[set[tuple[in
 
 def test_one_forward_one_backward() -> None:
     """Its kernels send and receive at once: `SendRecv`."""
-    job = open_job(sorted(STAGES.glob("1f1b-first-stage.rank*")), workers=1)
+    job = open_job(sorted(STAGES.glob("1f1b-first-stage.rank*")))
     assert job._aligned is not None
     rows = job._tables._frame("SELECT c, s, k, m.rank, index, m.step FROM matched AS m JOIN collectives AS x "
                               "USING (rank, index) WHERE m.step >= 0 ORDER BY m.rank, index")  # fmt: skip

@@ -110,7 +110,7 @@ def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Pa
 
 def test_the_page_finds_what_advise_finds() -> None:
     capture = nvprof_kit.open(DATA / "metrics" / "llama-2023.4.sqlite.xz")
-    page, findings = capture.report(findings=True).data.decode(), capture.advise().findings
+    page, findings = capture.report().data.decode(), capture.advise().findings
     assert "gpu-metrics" in {one.rule for one in findings}
     for finding in findings:
         assert html.escape(finding.title) in page

@@ -201,7 +201,7 @@ def test_an_answer_is_shown_once(shown: list[object]) -> None:
 
 def test_a_job_and_its_tables(shown: list[object]) -> None:
     ranks = [DATA / "ranks" / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)]
-    job = nvprof_kit.open_job(ranks, workers=1)
+    job = nvprof_kit.open_job(ranks)
     assert "straggler" in job._repr_html_() and repr(job) == str(job)
     clocks = job.clocks()
     assert clocks._repr_html_().startswith("<pre") and "offset" in repr(clocks)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from support.captures.tiny_ranks import capture
 
-from nvprof_kit import open_job
+from nvprof_kit import map_captures, open_job
 from nvprof_kit._cli import group
 from nvprof_kit._trace.jobs.schema import TABLES
 from nvprof_kit.errors import CaptureError, UsageError
@@ -20,7 +20,7 @@ from nvprof_kit.errors import CaptureError, UsageError
 def maps(tmp_path: Path) -> Path:
     """The maps of two ranks."""
     captures = [capture(tmp_path, rank) for rank in (0, 1)]
-    open_job(captures, maps=tmp_path / "maps", workers=1)
+    map_captures(captures, tmp_path / "maps")
     return tmp_path / "maps"
 
 
@@ -37,7 +37,7 @@ def test_a_map_that_is_not_whole_is_refused_by_name(maps: Path, table: str) -> N
 
     def refused(what: str) -> None:
         with pytest.raises(CaptureError, match=what):
-            open_job([maps], workers=1).answer()
+            open_job([maps]).answer()
 
     pq.write_table(without_rank, file)
     refused("a damaged map .*rank.*map again")
@@ -53,7 +53,7 @@ def test_collectives_with_a_gap_are_refused(maps: Path) -> None:
     told = pq.ParquetFile(file).read()
     pq.write_table(told.slice(1), file)
     with pytest.raises(CaptureError, match=r"collectives\.index does not count from 0"):
-        open_job([maps], workers=1).answer()
+        open_job([maps]).answer()
 
 
 @pytest.mark.parametrize(("table", "name"), [("collectives", "ready_segment"), ("segments", "ns")])
@@ -63,14 +63,14 @@ def test_a_column_without_values_is_refused(maps: Path, table: str, name: str) -
     nothing = pa.nulls(len(told), pa.int64())
     pq.write_table(told.set_column(told.schema.get_field_index(name), name, nothing), file)
     with pytest.raises(CaptureError, match=rf"{table}\.{name} lacks \d+ values; map again"):
-        open_job([maps], workers=1).answer()
+        open_job([maps]).answer()
 
 
 def test_a_damaged_map_is_made_anew_from_its_capture(maps: Path) -> None:
     file = of_rank_0(maps, "collectives")
     raw = file.read_bytes()
     file.write_bytes(raw[:100])
-    open_job([maps.parent / f"run.rank{rank}.sqlite" for rank in (0, 1)], maps=maps, workers=1)
+    map_captures([maps.parent / f"run.rank{rank}.sqlite" for rank in (0, 1)], maps)
     assert file.read_bytes() == raw
     assert not list(maps.rglob("*.tmp"))
 

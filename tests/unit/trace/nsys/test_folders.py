@@ -167,5 +167,5 @@ def test_a_folder_of_folders_is_a_job(tmp_path: Path) -> None:
             file.kernel(1000 * step + 300, 1000 * step + 310, launched=(1000 * step + 200, 1000 * step + 210))
         file.write()
         as_folder(tmp_path / f"run.rank{rank}.sqlite", tmp_path / "job" / f"run.rank{rank}_pqtdir")
-    done = CliRunner().invoke(group, ["ranks", str(tmp_path / "job"), "--workers", "1"])
+    done = CliRunner().invoke(group, ["ranks", str(tmp_path / "job")])
     assert done.exit_code == 0 and "2 ranks" in done.output, done.output

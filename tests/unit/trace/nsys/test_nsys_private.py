@@ -116,9 +116,8 @@ def test_the_verb(capture: Path) -> None:
 
     assert ask(str(capture))[0] == 0
     assert capture.with_name("run.scrubbed.sqlite").exists()
-    assert "overwrite it with --force" in ask(str(capture))[1]
-    assert ask(str(capture), "--force")[0] == 0
-    assert "a name of its own" in ask(str(capture), "-f", "-o", str(capture))[1]
+    assert "exists; remove it, or choose another name" in ask(str(capture))[1]
+    assert "exists; remove it, or choose another name" in ask(str(capture), "-o", str(capture))[1]
     assert "only an .sqlite export" in ask("run.nsys-rep")[1]
 
 
@@ -146,9 +145,9 @@ def test_changes_that_are_not_in_the_file_yet_are_not_lost(capture: Path, tmp_pa
 
 
 def test_scrubs_of_one_capture_at_once(capture: Path, tmp_path: Path) -> None:
-    targets = [tmp_path / f"clean{number % 3}.sqlite" for number in range(9)]
+    targets = [tmp_path / f"clean{number}.sqlite" for number in range(9)]
     with ThreadPoolExecutor(9) as pool:
-        removed = list(pool.map(lambda target: scrub(capture, target, force=True), targets))
+        removed = list(pool.map(lambda target: scrub(capture, target), targets))
     assert all(one == removed[0] for one in removed)
     assert len({target.read_bytes() for target in targets}) == 1
     assert list(tmp_path.glob(".nvprof-kit-*")) == []
