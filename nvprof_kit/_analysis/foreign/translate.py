@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, inherit, nest, outer_layers
 from nvprof_kit._analysis.foreign import autograd_links as links
-from nvprof_kit._analysis.foreign.autograd_links import Operators
-from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Meaning, Rules, preset, presets
+from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Rules, preset, presets
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN, LAYER_PHASES, Category, RangeName
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 BLOCK = re.compile(r"\.\d+(?:\.|$)")
 """Found in the path of a layer that is one of several alike."""
 
 _FORWARD, _BACKWARD = (Category.FORWARD, Category.RECOMPUTE), (Category.BACKWARD,)
-_OPERATOR_COLUMNS = ("start_ns", "end_ns", "pid", "tid", "backward", "engine", "sequence", "forward_tid")
 _AS_RECORDED = ("start_ns", "end_ns", "pid", "tid", "nested", "left_open")
 
 
@@ -101,19 +102,15 @@ def _share_in_blocks(trace: Trace) -> float:
     )
     nesting = nest(*(trace.ranges[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
     is_layer = trace.ranges["category"].isin(LAYER_PHASES) & trace.ranges["text"].str.contains(BLOCK)
-    block = np.append(inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting), NONE)
+    block = np.append(_nearest(is_layer.to_numpy(), nesting), NONE)
     return float((end - start)[block[nesting.innermost(tid, time)] != NONE].sum() / max((end - start).sum(), 1))
 
 
 def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
     """Translate the ranges by rules, and derive the backward pass from operators."""
     ranges = _Renamed(trace, rules)
-    warnings = [*ranges.warnings()]
-    operators = (
-        ranges.operators()
-        if trace.operators is None
-        else Operators(*(trace.operators[name].to_numpy() for name in _OPERATOR_COLUMNS))
-    )
+    warnings = ranges.warnings()
+    operators = ranges.operators() if trace.operators is None else trace.operators
     if len(operators) and not ranges.annotates_backward():
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
@@ -123,12 +120,8 @@ def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
             )
             warnings.append(Issue("operators-as-layers", "warning", 1.0, text))
         warnings += ranges.link(operators)
-    return replace(
-        trace,
-        info=replace(trace.info, warnings=(*trace.info.warnings, *warnings)),
-        ranges=ranges.frame(),
-        operators=None,
-    )
+    info = replace(trace.info, warnings=(*trace.info.warnings, *warnings))
+    return replace(trace, info=info, ranges=ranges.frame(), operators=None)
 
 
 def recognise(trace: Trace) -> Rules | None:
@@ -150,147 +143,141 @@ def recognise(trace: Trace) -> Rules | None:
 
 
 class _Renamed:
-    """The ranges of a capture during translation: columns, and an index into names for each range."""
+    """The ranges of a capture during translation.
+
+    Attributes:
+        rows: The ranges, with an index into `names` in place of category and text.
+        names: Their names; those of `meanings` come first.
+        meanings: The meanings of the distinct recorded ranges.
+        meaning: That of each recorded range, an index into `meanings`; the other ranges stand behind them.
+    """
 
     def __init__(self, trace: Trace, rules: Rules | None) -> None:
-        frame = trace.ranges
-        self._columns: dict[str, Any] = {name: frame[name].to_numpy() for name in _AS_RECORDED}
-        self._columns["payload"] = frame["payload"].to_numpy(dtype=np.int64, na_value=MISSING_PAYLOAD)
-        self._rules = rules
-        meanings, self._meaning = _meanings(frame, rules)
-        self._meanings = meanings
-        self._names = [meaning.name for meaning in meanings]
-        self._name = self._meaning.astype(np.int64)
-        if any(name.text.startswith(".") for name in self._names):
-            self._continue_paths()
+        self._rules, recorded = rules, trace.ranges[["text", "category"]]
         self._cut_pairs: list[str] = []
-        self._add_pairs()
+        self.meaning = recorded.groupby([*recorded], observed=True, sort=False).ngroup().to_numpy()
+        texts = recorded.drop_duplicates().itertuples(index=False, name=None)
+        of_program = rules or Rules("nvprof_kit", otherwise="layer")
+        self.meanings = [of_program.meaning(text, category or None) for text, category in texts]
+        self.names = [meaning.name for meaning in self.meanings]
+        payload = trace.ranges["payload"].to_numpy(dtype=np.int64, na_value=MISSING_PAYLOAD)
+        self.rows = trace.ranges[[*_AS_RECORDED]].reset_index(drop=True).assign(payload=payload, name=self.meaning)
+        if any(name.text.startswith(".") for name in self.names):
+            self._continue_paths()
+        if any(meaning.pair for meaning in self.meanings):
+            self._add_pairs()
 
     def is_a(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
         """Which ranges have one of these categories."""
-        return _flags(self._names, lambda name: name.category in categories)[self._name]
+        is_one = np.array([name.category in categories for name in self.names], dtype=bool)
+        of_rows: npt.NDArray[np.bool_] = is_one[self.rows["name"].to_numpy()]
+        return of_rows
 
     def annotates_backward(self) -> bool:
         """Whether the program itself annotated its backward pass; a rule for a single function's backward does not
         count.
         """
-        backward = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.BACKWARD)
-        return bool(backward[self._meaning].any())
+        return any(not meaning.ruled and meaning.name.category is Category.BACKWARD for meaning in self.meanings)
 
     def warnings(self) -> list[Issue]:
-        """How many ranges no rule matches."""
-        cut: list[Issue] = []
+        """Which layers the window cuts, and how many ranges no rule matches."""
+        issues: list[Issue] = []
         if self._cut_pairs:
-            named = ", ".join([*dict.fromkeys(self._cut_pairs)][:4])
-            text = f"{len(self._cut_pairs)} layers are cut by the window's edge, so only a part of them counts: {named}"
-            cut.append(Issue("cut", "note", 1.0, text))
-        if self._rules is None or self._rules.otherwise == "layer":
-            return cut
-        loose = _flags(self._meanings, lambda one: not one.ruled and one.name.category is Category.USER)[self._meaning]
-        if not loose.any():
-            return cut
-        example = self._meanings[int(self._meaning[np.argmax(loose)])].name.text
-        example = example if len(example) <= 60 else f"{example[:57]}..."
-        text = (
-            f"{np.count_nonzero(loose)} of {len(loose)} ranges fit no rule for {self._rules.title} and count for "
-            f"nothing ({example!r} is one); write a rule, or leave --rules out to take them for layers"
-        )
-        return [*cut, Issue("no-rule", "warning", np.count_nonzero(loose) / len(loose), text)]
+            layers = ", ".join([*dict.fromkeys(self._cut_pairs)][:4])
+            text = (
+                f"{len(self._cut_pairs)} layers are cut by the window's edge, so only a part of them counts: {layers}"
+            )
+            issues.append(Issue("cut", "note", 1.0, text))
+        is_loose = np.array(
+            [not meaning.ruled and meaning.name.category is Category.USER for meaning in self.meanings], dtype=bool
+        )[self.meaning]
+        if self._rules is not None and self._rules.otherwise != "layer" and is_loose.any():
+            example = self.meanings[self.meaning[np.argmax(is_loose)]].name.text
+            example = example if len(example) <= 60 else f"{example[:57]}..."
+            text = (
+                f"{np.count_nonzero(is_loose)} of {len(is_loose)} ranges fit no rule for {self._rules.title} and count "
+                f"for nothing ({example!r} is one); write a rule, or leave --rules out to take them for layers"
+            )
+            issues.append(Issue("no-rule", "warning", float(is_loose.mean()), text))
+        return issues
 
     def _add_pairs(self) -> None:
         """Add the layers that two ranges bound, on the thread of both, and name what runs inside them."""
-        sides = np.array([("", *PAIR).index(meaning.pair) for meaning in self._meanings], dtype=np.int64)[self._meaning]
-        rows = np.flatnonzero(sides)
-        if not len(rows):
-            return
-        start, end, pid, tid = (self._columns[name] for name in ("start_ns", "end_ns", "pid", "tid"))
-        rows = rows[np.lexsort((start[rows], tid[rows]))]
+        import pandas as pd
+
+        side = np.array([meaning.pair for meaning in self.meanings], dtype=object)[self.meaning]
+        of_thread = self.rows.groupby("tid")
+        first, last = of_thread["start_ns"].min(), of_thread["end_ns"].max()
         bounds: list[tuple[int, int, int, int, str]] = []
-        open_rows: dict[tuple[int, str], int] = {}
-        for row in rows.tolist():
-            meaning = self._meanings[self._meaning[row]]
-            key = (int(tid[row]), meaning.name.text)
-            if meaning.pair == PAIR[0]:
-                open_rows[key] = row
+        open_since: dict[tuple[int, int, str], int] = {}
+        for row in self.rows[side != ""].sort_values(["tid", "start_ns"], kind="stable").itertuples():
+            layer = row.pid, row.tid, self.names[row.name].text
+            if side[row.Index] == PAIR[0]:
+                open_since[layer] = row.start_ns
                 continue
-            first = open_rows.pop(key, None)
-            if first is None:  # begun before the window
-                self._cut_pairs.append(meaning.name.text)
-            start_ns = start[first] if first is not None else start[tid == tid[row]].min()
-            bounds.append((int(start_ns), int(end[row]), int(pid[row]), int(tid[row]), meaning.name.text))
-        for (thread, text), row in open_rows.items():  # not ended in the window
-            self._cut_pairs.append(text)
-            bounds.append((int(start[row]), int(end[tid == thread].max()), int(pid[row]), thread, text))
-        texts = sorted({bound[4] for bound in bounds})
-        columns = {
-            name: np.array([bound[column] for bound in bounds], dtype=np.int64)
-            for column, name in enumerate(("start_ns", "end_ns", "pid", "tid"))
-        }
-        first_pair = len(self._name)
-        name = np.array([texts.index(bound[4]) for bound in bounds], dtype=np.int64)
-        self._append(columns, [RangeName(text, Category.FORWARD) for text in texts], name)
-        parent = self._nesting().parent
-        for row in np.flatnonzero(parent[:first_pair] >= first_pair).tolist():
-            meaning = self._meanings[self._meaning[row]]
+            if layer not in open_since:  # begun before the window
+                self._cut_pairs.append(layer[2])
+            bounds.append((open_since.pop(layer, first[row.tid]), row.end_ns, *layer))
+        for layer, start_ns in open_since.items():  # not ended in the window
+            self._cut_pairs.append(layer[2])
+            bounds.append((start_ns, last[layer[1]], *layer))
+        layers = pd.DataFrame(bounds, columns=["start_ns", "end_ns", "pid", "tid", "text"])
+        name, texts = pd.factorize(layers.pop("text"), sort=True)
+        recorded = len(self.rows)
+        self._append(layers, [RangeName(text, Category.FORWARD) for text in texts], name)
+        parent, name = self._nesting().parent[:recorded], self.rows["name"].to_numpy(copy=True)
+        for row in np.flatnonzero(parent >= recorded).tolist():
+            meaning = self.meanings[self.meaning[row]]
             is_operator = meaning.operator == OPERATORS[0]
-            part_name = meaning.part or (meaning.name.text.rpartition("::")[2] if is_operator else "")
-            if part_name:
-                path = f"{self._names[self._name[parent[row]]].text}.{part_name}"
-                self._names.append(RangeName(path, Category.FORWARD))
-                self._name[row] = len(self._names) - 1
+            part = meaning.part or (meaning.name.text.rpartition("::")[2] if is_operator else "")
+            if part:
+                path = f"{self.names[name[parent[row]]].text}.{part}"
+                name[row] = len(self.names)
+                self.names.append(RangeName(path, Category.FORWARD))
+        self.rows["name"] = name
 
-    def operators(self) -> Operators:
+    def operators(self) -> pd.DataFrame:
         """The operators among the ranges, according to the rules."""
-        forward, engine, node = (
-            _flags(self._meanings, lambda one, kind=kind: one.operator == kind) for kind in OPERATORS
+        kind, sequence = (
+            np.array([getattr(meaning, name) for meaning in self.meanings], dtype=dtype)[self.meaning]
+            for name, dtype in (("operator", object), ("sequence", np.int64))
         )
-        sequence = np.array([candidate.sequence for candidate in self._meanings], dtype=np.int64)
-        rows = np.flatnonzero((forward | engine | node)[self._meaning])
-        meaning = self._meaning[rows]
-        start, end, pid, tid = (self._columns[name][rows] for name in ("start_ns", "end_ns", "pid", "tid"))
-        return Operators(
-            start, end, pid, tid, ~forward[meaning], engine[meaning], sequence[meaning], np.full(len(rows), NONE)
+        recorded = self.rows.iloc[: len(kind)][["start_ns", "end_ns", "pid", "tid"]].assign(
+            backward=kind != OPERATORS[0], engine=kind == OPERATORS[1], sequence=sequence, forward_tid=NONE
         )
+        operators: pd.DataFrame = recorded[kind != ""].reset_index(drop=True)
+        return operators
 
-    def add_operators(self, recorded: Any) -> None:
+    def add_operators(self, recorded: pd.DataFrame | None) -> None:
         """Treat forward operators as layers."""
         if recorded is None:
-            numbered = _flags(self._meanings, lambda one: one.operator == OPERATORS[0] and one.sequence >= 0)
-            self._name[numbered[self._meaning]] += len(self._names)
-            self._names = [*self._names, *(RangeName(name.text, Category.FORWARD) for name in self._names)]
+            for index, meaning in enumerate(self.meanings):
+                if meaning.operator == OPERATORS[0] and meaning.sequence >= 0:
+                    self.names[index] = self.names[index]._replace(category=Category.FORWARD)
             return
         forward = recorded[~recorded["backward"]]
-        names = forward["name"].cat
-        self._append(
-            {name: forward[name].to_numpy() for name in ("start_ns", "end_ns", "pid", "tid")},
-            [RangeName(str(text), Category.FORWARD) for text in names.categories],
-            names.codes.to_numpy().astype(np.int64),
-        )
+        layers = [RangeName(str(text), Category.FORWARD) for text in forward["name"].cat.categories]
+        self._append(forward, layers, forward["name"].cat.codes.to_numpy())
 
-    def link(self, operators: Operators) -> list[Issue]:
+    def link(self, operators: pd.DataFrame) -> list[Issue]:
         """Add the backward pass derived from the operators, and report how much of it was found."""
         nesting = self._nesting()
-        layer_range = links.nearest(self.is_a(_FORWARD), nesting)
+        layer_range = _nearest(self.is_a(_FORWARD), nesting)
         operators = links.whole_nodes(operators)
-        made_by = links.makers(operators)
-        linked = links.layer_of_nodes(operators, made_by, nesting, layer_range)
-        owner = links.with_followers(operators, linked)
+        maker = links.makers(operators)
+        is_paired = maker != NONE
+        of_node = np.full(len(operators), NONE, dtype=np.int64)
+        tid, start = (operators[name].to_numpy()[maker[is_paired]] for name in ("tid", "start_ns"))
+        of_node[is_paired] = np.append(layer_range, NONE)[nesting.innermost(tid, start)]
+        owner = links.with_followers(operators, of_node)
         envelopes = links.envelopes(operators, owner, outer_layers(layer_range, nesting))
-        texts = [RangeName(name.text, Category.BACKWARD) for name in self._names]
-        self._append(
-            {"start_ns": envelopes.start, "end_ns": envelopes.end, "pid": envelopes.pid, "tid": envelopes.tid},
-            texts,
-            self._name[envelopes.layer_range],
-        )
-        loose = operators.take(np.flatnonzero(operators.backward & (owner == NONE)))
-        self._append(
-            {"start_ns": loose.start, "end_ns": loose.end, "pid": loose.pid, "tid": loose.tid},
-            [RangeName("backward", Category.PHASE)],
-            np.zeros(len(loose), dtype=np.int64),
-        )
-        numbered = operators.backward & (operators.sequence >= 0)
+        texts = [RangeName(name.text, Category.BACKWARD) for name in self.names]
+        self._append(envelopes, texts, self.rows["name"].to_numpy()[envelopes["layer_range"]])
+        is_loose = operators["backward"] & (owner == NONE)
+        self._append(operators[is_loose], [RangeName("backward", Category.PHASE)], 0)
+        is_numbered = operators["backward"] & (operators["sequence"] >= 0)
         nodes, paired, in_layers = (
-            int(np.count_nonzero(numbered & selected)) for selected in (True, made_by != NONE, linked != NONE)
+            int((is_numbered & is_node).sum()) for is_node in (True, is_paired, of_node != NONE)
         )
         if not nodes:
             return []
@@ -304,64 +291,48 @@ class _Renamed:
         text += "; the others ran forward outside the window, or on one of several threads: begin it at a step"
         return [Issue("sequence-numbers", "warning", 1 - paired / nodes, text)]
 
-    def frame(self) -> Any:
+    def frame(self) -> pd.DataFrame:
         """The translated ranges as a table with the standard schema."""
-        return make_frame(
-            "ranges",
-            {
-                **self._columns,
-                "category": labels(self._name, [name.category.value for name in self._names]),
-                "text": labels(self._name, [name.text for name in self._names]),
-            },
-        )
+        name = self.rows["name"].to_numpy()
+        category = labels(name, [name.category.value for name in self.names])
+        text = labels(name, [name.text for name in self.names])
+        frame: pd.DataFrame = make_frame("ranges", {**self.rows, "category": category, "text": text})
+        return frame
 
     def _nesting(self) -> Nesting:
-        return nest(*(self._columns[name] for name in ("start_ns", "end_ns", "tid")))
+        return nest(*(self.rows[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
 
     def _continue_paths(self) -> None:
         """Prepend the enclosing layer's path to each path that begins with a dot, from the outside in."""
-        nesting = self._nesting()
-        layer_range = links.nearest(self.is_a(_FORWARD + _BACKWARD), nesting)
-        enclosing = outer_layers(layer_range, nesting)[: len(self._name)]
-        relative = _flags(self._names, lambda name: name.text.startswith("."))[self._name]
+        nesting, name = self._nesting(), self.rows["name"].to_numpy(copy=True)
+        enclosing = outer_layers(_nearest(self.is_a(_FORWARD + _BACKWARD), nesting), nesting)[: len(name)]
+        is_relative = np.array([name.text.startswith(".") for name in self.names], dtype=bool)[name]
         joined: dict[tuple[int, int], int] = {}
         for level in range(int(nesting.depth.max(initial=0)) + 1):
-            here = np.flatnonzero(relative & (nesting.depth == level))
-            outer = np.where(enclosing[here] == NONE, NONE, self._name[enclosing[here]])
-            pairs, pair_index = np.unique(np.stack([outer, self._name[here]]), axis=1, return_inverse=True)
-            numbers: list[int] = []
+            here = np.flatnonzero(is_relative & (nesting.depth == level))
+            outer = np.where(enclosing[here] == NONE, NONE, name[enclosing[here]])
+            pairs, pair = np.unique(np.stack([outer, name[here]]), axis=1, return_inverse=True)
+            numbers = []
             for path, inner in pairs.T.tolist():
                 if (path, inner) not in joined:
-                    before = self._names[path].text if path != NONE else ""
-                    joined[path, inner] = len(self._names)
-                    self._names.append(self._names[inner]._replace(text=(before + self._names[inner].text).strip(".")))
+                    before = self.names[path].text if path != NONE else ""
+                    joined[path, inner] = len(self.names)
+                    self.names.append(self.names[inner]._replace(text=(before + self.names[inner].text).strip(".")))
                 numbers.append(joined[path, inner])
-            self._name[here] = np.array(numbers, dtype=np.int64)[pair_index.ravel()]
+            name[here] = np.array(numbers, dtype=np.int64)[pair.ravel()]
+        self.rows["name"] = name
 
-    def _append(self, columns: dict[str, Int64Array], names: list[RangeName], name: Int64Array) -> None:
-        count = len(name)
-        added = {
-            **columns,
-            "nested": np.ones(count, dtype=bool),
-            "left_open": np.zeros(count, dtype=bool),
-            "payload": np.full(count, MISSING_PAYLOAD, dtype=np.int64),
-        }
-        self._columns = {key: np.concatenate([values, added[key]]) for key, values in self._columns.items()}
-        self._name = np.concatenate([self._name, name + len(self._names)])
-        self._names = [*self._names, *names]
+    def _append(self, rows: pd.DataFrame, names: list[RangeName], name: Int64Array | int) -> None:
+        """Add ranges, each with an index into their names."""
+        import pandas as pd
 
-
-def _meanings(frame: Any, rules: Rules | None) -> tuple[list[Meaning], npt.NDArray[np.intp]]:
-    """The meanings of the distinct (text, category) pairs, and the index of each range into them."""
-    text, category = frame["text"].cat, frame["category"].cat
-    texts, categories = text.categories.tolist(), category.categories.tolist()
-    width = max(len(categories), 1)
-    both = text.codes.to_numpy().astype(np.int64) * width + category.codes.to_numpy()
-    distinct, pair_index = np.unique(both, return_inverse=True)
-    ours = rules or Rules("nvprof_kit", otherwise="layer")
-    meant = [ours.meaning(texts[code // width], categories[code % width] or None) for code in distinct.tolist()]
-    return meant, pair_index
+        added = rows[["start_ns", "end_ns", "pid", "tid"]].assign(
+            nested=True, left_open=False, payload=MISSING_PAYLOAD, name=name + len(self.names)
+        )
+        self.rows = pd.concat([self.rows, added], ignore_index=True)
+        self.names += names
 
 
-def _flags(names: list[Any], test: Any) -> npt.NDArray[np.bool_]:
-    return np.array([test(name) for name in names], dtype=bool)
+def _nearest(is_layer: npt.NDArray[np.bool_], nesting: Nesting) -> Int64Array:
+    """For each range, the nearest layer range (itself or an enclosing one), or `NONE`."""
+    return inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting)

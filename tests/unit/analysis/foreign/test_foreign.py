@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from support.lane import examples
 
 import nvprof_kit
 from nvprof_kit._analysis.attribution.intervals import NONE
-from nvprof_kit._analysis.foreign.autograd_links import Operators, envelopes, makers
+from nvprof_kit._analysis.foreign.autograd_links import envelopes, makers
 from nvprof_kit.names import LAYER_CATEGORIES
 
 NODE = "autograd::engine::evaluate_function: "
@@ -118,12 +119,11 @@ operators = st.lists(
 )
 
 
-def laid_out(rows: list[tuple[int, bool, int, int]]) -> Operators:
+def laid_out(rows: list[tuple[int, bool, int, int]]) -> pd.DataFrame:
     """The operators one behind the other, 10 ns each."""
-    tid, backward, sequence, forward_tid = (np.array(column) for column in zip(*rows, strict=True))
+    operators = pd.DataFrame(rows, columns=["tid", "backward", "sequence", "forward_tid"])
     start = 100 * np.arange(len(rows))
-    ones = np.ones(len(rows), dtype=np.int64)
-    return Operators(start, start + 10, ones, tid, backward, backward.copy(), sequence, forward_tid)
+    return operators.assign(start_ns=start, end_ns=start + 10, pid=1, engine=operators["backward"])
 
 
 def maker_of(rows: list[tuple[int, bool, int, int]], node: int) -> int:
@@ -161,16 +161,13 @@ def test_envelopes_nest_and_cover_their_nodes(rows: list[tuple[int, int]]) -> No
     owner = np.array([layer for _, layer in rows])
     made = envelopes(found, owner, OUTER)
     for node, layer in enumerate(owner.tolist()):
-        around = [
-            index
-            for index in range(len(made.start))
-            if made.tid[index] == found.tid[node] and made.start[index] <= found.start[node] < made.end[index]
-        ]
+        tid, start = found.loc[node, ["tid", "start_ns"]]
+        around = made[(made["tid"] == tid) & (made["start_ns"] <= start) & (start < made["end_ns"])]
         chain, outer = [], layer
         while outer != NONE:
             chain.append(outer)
             outer = int(OUTER[outer])
-        assert [int(made.layer_range[index]) for index in around][::-1] == chain
+        assert around["layer_range"].tolist()[::-1] == chain
 
 
 TESTS = Path(__file__).parents[3]
