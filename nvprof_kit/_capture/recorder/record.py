@@ -14,9 +14,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Literal
@@ -38,16 +37,14 @@ _DEFAULT = Path("run.json.gz")
 _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals from a user, a scheduler or a closed terminal that end a program."""
 
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+"""What keeps the lines that Kineto logs for its own developers out of the terminal, unless the user asks for a level.
+
+Kineto reads it when it is first used. No lower level leaves out the lines of STAGE and USDT; what stops a recording is
+said by `record`.
+"""
+
 _running: record | None = None
-
-
-@dataclass(frozen=True)
-class RecordOptions:
-    """What to record besides operators, kernels and ranges, see `record`."""
-
-    stacks: bool = False
-    shapes: bool = False
-    memory: bool = False
 
 
 class record(ContextDecorator):
@@ -110,7 +107,7 @@ class record(ContextDecorator):
     ) -> None:
         asked = None if path is None else Path(require(path, PATH, "record: path", "a path"))
         self.path = (asked or _DEFAULT).absolute()
-        self.options = RecordOptions(stacks, shapes, memory)
+        self._detail = {"stacks": stacks, "shapes": shapes, "memory": memory}
         self.written = False
         self.empty = False
         self._names_rank = path is None
@@ -124,7 +121,7 @@ class record(ContextDecorator):
             sink = Sink()
             if plan is not None:
                 several = plan.repeat != 1
-                sink = Tool() if tool_attached() else Traces(asked, several, self.options, on_trace_ready)
+                sink = Tool() if tool_attached() else Traces(asked, several, self._detail, on_trace_ready)
             self._windows = Windows(plan or Schedule(), sink)
 
     def step(self) -> None:
@@ -146,16 +143,22 @@ class record(ContextDecorator):
         check_path(self.path)
         if _running is not None:
             raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
-        if self.options.stacks and sys.version_info >= (3, 12):
+        if self._detail["stacks"] and sys.version_info >= (3, 12):
             # With stacks, PyTorch 2.4 cannot end a recording in which annotations and optimizers imported this: "Python
             # replay stack is empty", https://github.com/pytorch/pytorch/issues/101632.
             with suppress(ImportError):  # also without torch, which is said later
                 import torch._dynamo  # noqa: F401
-        profiler = _new_profiler(self.options)
-        with _quiet_kineto(), warnings.catch_warnings():
-            # PyTorch 2.11 warns before any cycle that it will forget the events of earlier ones
-            warnings.filterwarnings("ignore", message=".*Profiler clears events")
-            profiler.prepare_trace()
+        profiler = _new_profiler(**self._detail)
+        asks_for_level = _LOG_LEVEL in os.environ
+        os.environ.setdefault(_LOG_LEVEL, "6")
+        try:
+            with warnings.catch_warnings():
+                # PyTorch 2.11 warns before any cycle that it will forget the events of earlier ones
+                warnings.filterwarnings("ignore", message=".*Profiler clears events")
+                profiler.prepare_trace()
+        finally:
+            if not asks_for_level:
+                del os.environ[_LOG_LEVEL]
         _running, self._profiler, self._process = self, profiler, os.getpid()
 
     def cancel(self) -> None:
@@ -279,12 +282,12 @@ class Traces(Sink):
         self,
         path: str | Path | None,
         several: bool,
-        options: RecordOptions,
+        detail: Mapping[str, Any],
         on_trace_ready: OnTraceReady | None,
     ) -> None:
         self._path = path
         self._several = several
-        self._options = options
+        self._detail = detail
         self._on_trace_ready = on_trace_ready
         self._recorder: record | None = None
 
@@ -301,7 +304,7 @@ class Traces(Sink):
         path = Path(self._path or of_rank(_DEFAULT))
         if self._several:
             path = part_of(path, str(window.number + 1))  # numbered from 1 like the reports of nsys
-        self._recorder = record(path, **vars(self._options))
+        self._recorder = record(path, **self._detail)
         self._recorder.warm_up()
 
     def start(self, window: Window) -> None:
@@ -360,24 +363,6 @@ def waiting_signals() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-@contextmanager
-def _quiet_kineto() -> Iterator[None]:
-    """Keep the lines that Kineto logs for its own developers out of the terminal, unless the user asks for a level.
-
-    Kineto reads the level when it is first used. No lower level leaves out the lines of STAGE and USDT; what stops a
-    recording is said by `record`.
-    """
-    name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "6"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
 def running() -> record | None:
     """The recording that is running or warmed up in this process."""
     return _running
@@ -416,7 +401,7 @@ def check_path(path: Path) -> None:
         raise UsageError(f"{path}: {obstacle}")
 
 
-def _new_profiler(options: RecordOptions) -> Any:
+def _new_profiler(*, stacks: bool, shapes: bool, memory: bool) -> Any:
     try:
         import torch
         from torch.profiler import ProfilerActivity, profile
@@ -430,7 +415,7 @@ def _new_profiler(options: RecordOptions) -> Any:
     from torch._C._profiler import _ExperimentalConfig
 
     settings: dict[str, Any] = {"profile_all_threads": True}
-    if options.stacks:
+    if stacks:
         settings["record_python_gc_info"] = True
     experimental = None
     while settings and experimental is None:
@@ -440,9 +425,9 @@ def _new_profiler(options: RecordOptions) -> Any:
             settings.popitem()
     return profile(
         activities=activities,
-        with_stack=options.stacks,
-        record_shapes=options.shapes,
-        profile_memory=options.memory,
+        with_stack=stacks,
+        record_shapes=shapes,
+        profile_memory=memory,
         experimental_config=experimental,
         # without acc_events: it would make PyTorch read all events into Python at stop, which is not needed here and
         # fails if a stack has an undecodable name (UnicodeDecodeError in PyTorch 2.13)

@@ -15,16 +15,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from nvprof_kit._capture.recorder.record import RecordOptions, Traces, of_rank, record
+from nvprof_kit._capture.recorder.record import of_rank, record
 from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.loop import loop
-from nvprof_kit._instrument.loop.schedule import Schedule, Window, Windows
+from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.patches import skip_compiling
 from nvprof_kit.errors import NvprofKitError
 
@@ -61,8 +61,7 @@ def begin_recording(variable: str) -> None:
         return
     record.shares_path = True
     path = of_rank(Path(settings["path"]))
-    options = RecordOptions(**settings["options"])
-    recording = Recording(str(path), options, settings["schedule"], settings["memory_mb"])
+    recording = Recording(str(path), settings["options"], settings["schedule"], settings["memory_mb"])
     try:
         recording.begin()
     except NvprofKitError as error:
@@ -126,19 +125,18 @@ class Recording:
 
     Args:
         path: The trace; with several windows, each trace is numbered.
-        options: What to record.
+        detail: The arguments ``stacks``, ``shapes`` and ``memory`` of `record`.
         schedule: Which steps, in the format of `Schedule.parse`; '' for all.
         memory_mb: Maximum growth of the process's memory since its first step, in MB, checked after each step; 0 for no
             limit.
     """
 
-    def __init__(self, path: str, options: RecordOptions, schedule: str, memory_mb: int) -> None:
+    def __init__(self, path: str, detail: Mapping[str, Any], schedule: str, memory_mb: int) -> None:
         self._path = path
-        self._options = options
+        self._detail = detail
         self._schedule = schedule
         self._memory_mb = memory_mb
         self._recorder: record | None = None
-        self._windows: Windows | None = None
         self._undo: list[Callable[[], None]] = []
         self._counts: object = None
         self._steps = 0
@@ -152,12 +150,7 @@ class Recording:
         loop.on_step = lambda: self._count(loop.step, ends=False)
         self._undo.append(lambda: setattr(loop, "on_step", None))
         self._undo.append(after_optimizer_steps(lambda optimizer: self._count(id(optimizer), ends=True)))
-        if self._schedule:
-            schedule = Schedule.parse(self._schedule)
-            traces = Traces(self._path, schedule.repeat != 1, self._options, self._announce)
-            self._windows = Windows(schedule, traces)
-            self._windows.__enter__()
-        elif self._options.stacks:
+        if self._detail["stacks"] and not self._schedule:
             # every Python function call is an event: skip the imports and the model construction
             from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -178,14 +171,11 @@ class Recording:
         for undo in self._undo:
             undo()
         self._undo.clear()
-        windows, self._windows = self._windows, None
-        if windows is not None:
-            if self._counts is loop.step:  # a step only signals its begin, and no next step ends the last one
-                self._steps += 1
-                windows.step()
-            windows.__exit__()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
+            if self._schedule and self._counts is loop.step:
+                self._steps += 1  # a step only signals its begin, and no next step ends the last one
+                recorder.step()
             try:
                 recorder.__exit__(None, None, None)
             finally:  # also if a delayed signal ends the program
@@ -208,7 +198,7 @@ class Recording:
         if self._schedule and not self._wrote:
             steps = f"it took {self._steps} steps" if self._steps else "no step of nvprof_kit.step or an optimizer ran"
             say(f"nothing was recorded by the schedule {self._schedule}: {steps}")
-        elif self._options.stacks and not self._schedule and not self._began:
+        elif self._detail["stacks"] and not self._schedule and not self._began:
             say("no module was called, which is when a recording with stacks begins: nothing was recorded")
         elif self._empty:
             say(
@@ -219,7 +209,8 @@ class Recording:
             say(NOTHING_COUNTED)
 
     def _record(self) -> None:
-        self._recorder = record(self._path, **vars(self._options))
+        schedule = self._schedule or "all"
+        self._recorder = record(self._path, schedule=schedule, on_trace_ready=self._announce, **self._detail)
         self._recorder.__enter__()
         self._began = True
 
@@ -231,10 +222,10 @@ class Recording:
         if os.getpid() != self._pid or threading.get_ident() != self._thread:
             return
         self._steps += 1
-        if self._windows is not None:
-            self._windows.step()
+        if self._recorder is None:
             return
-        if self._recorder is None or not self._memory_mb:
+        self._recorder.step()  # which the schedule follows
+        if self._schedule or not self._memory_mb:
             return
         try:
             grown = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES - self._base
