@@ -70,7 +70,7 @@ def examine_trace(trace: Trace) -> tuple[Finding, ...]:
             "record with nvprof-kit record --annotate, or with with_stack=True",
         )
     window_ns = int(trace.ops["end_ns"].max() - trace.ops["start_ns"].min()) if operations else 0
-    length = _length(CaptureHealth(info.path, info.schema, {}, window_ns=window_ns))
+    length = _length(CaptureHealth(info.path, {}, window_ns=window_ns))
     return by_severity([kernels, ranges, *length])
 
 
@@ -87,11 +87,12 @@ def examine_issues(issues: Iterable[Issue]) -> Iterator[Finding]:
 
 def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
     kernels, calls = capture.rows.get(_KERNELS, 0), capture.rows.get(_RUNTIME, 0)
-    if kernels and capture.lost_kernels:
+    launches, lost_count = capture.losses.launches, capture.losses.lost_kernels
+    if kernels and lost_count:
         yield checked(
-            "error" if capture.lost_kernels > LOST_SHARE * capture.launches else "note",
+            "error" if lost_count > LOST_SHARE * launches else "note",
             "lost-events",
-            f"{capture.lost_kernels:,} of {capture.launches:,} kernel launches have no kernel in the capture",
+            f"{lost_count:,} of {launches:,} kernel launches have no kernel in the capture",
             "every sum lacks the time of these kernels; those launched at the end of a window ran after it ended",
             "end the window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver",
         )
@@ -214,15 +215,16 @@ def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
 
 def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
     guesses = [text for text, _, _ in capture.complaints if GUESS.search(text)]
-    complete = capture.launches > 0 and not capture.lost_kernels
+    launches = capture.losses.launches
+    complete = launches > 0 and not capture.losses.lost_kernels
     if guesses and complete:
         yield checked(
             "ok",
             "nsys-messages",
-            f"{len(guesses)} that something might be missing, but each of {capture.launches:,} kernel launches has its "
+            f"{len(guesses)} that something might be missing, but each of {launches:,} kernel launches has its "
             f"kernel: {' · '.join(guesses)}",
         )
-    unknown = bool(guesses) and not capture.launches
+    unknown = bool(guesses) and not launches
     if unknown:
         yield checked(
             "note",
@@ -252,11 +254,11 @@ def _complaints(capture: CaptureHealth) -> Iterator[Finding]:
 
 
 def _graphs(capture: CaptureHealth) -> Iterator[Finding]:
-    if capture.whole_graphs:
+    if capture.losses.whole_graphs:
         yield checked(
             "warning",
             "cuda-graphs",
-            f"{capture.whole_graphs:,} CUDA graph replays, each traced as a whole",
+            f"{capture.losses.whole_graphs:,} CUDA graph replays, each traced as a whole",
             "their kernels cannot be told apart and belong to no layer, or are missing",
             "record with --cuda-graph-trace=node, as the preset train does",
         )
@@ -265,8 +267,9 @@ def _graphs(capture: CaptureHealth) -> Iterator[Finding]:
 def _overhead(capture: CaptureHealth) -> Iterator[Finding]:
     if not capture.window_ns:
         return
-    share = capture.overhead_ns / capture.window_ns
-    seen = f"nsys itself took {capture.overhead_ns / 1e6:.1f} ms of the window of {capture.window_ns / 1e6:.1f} ms"
+    overhead_ns = capture.losses.overhead_ns
+    share = overhead_ns / capture.window_ns
+    seen = f"nsys itself took {overhead_ns / 1e6:.1f} ms of the window of {capture.window_ns / 1e6:.1f} ms"
     if share > OVERHEAD_SHARE:
         yield checked(
             "warning",

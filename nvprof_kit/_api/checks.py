@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvprof_kit._findings import by_severity
 from nvprof_kit._trace.files.kinds import NEEDED, has_tables
-from nvprof_kit.errors import CaptureError, NvprofKitError, UsageError
+from nvprof_kit.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.checks import Checks
-    from nvprof_kit.issues import Issue
 
 _TRACE_SUFFIXES = (".json", ".json.gz", ".json.xz")
 _SUFFIXES = (".sqlite", ".sqlite.xz", ".nsys-rep", ".nsys-rep.xz", *_TRACE_SUFFIXES)
@@ -55,15 +53,19 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
         if strangers:
             raise CaptureError(f"{strangers[0]}: not a capture; needed {NEEDED}")
         paths = [str(Path(capture)) for capture in captures]  # "./run.sqlite" is run.sqlite, as readers say
-        traces = [path for path in paths if path.endswith(_TRACE_SUFFIXES)]
-        findings_by_path = examine_captures([read_health(Path(path)) for path in paths if path not in traces])
-        findings_by_path |= {path: examine_trace(open_capture(path)) for path in traces}
-        findings = {}
+        findings_by_path, issues_by_path, health = {}, {}, []
         for path in paths:
-            issues: tuple[Issue, ...] = ()
-            with suppress(NvprofKitError):  # the other findings tell of a capture that cannot be read
-                issues = Capture(Path(path)).layers().warnings
-            findings[path] = by_severity((*findings_by_path[path], *examine_issues(issues)))
+            capture = Capture(path)
+            issues_by_path[path] = capture.layers().warnings
+            if path.endswith(_TRACE_SUFFIXES):
+                findings_by_path[path] = examine_trace(open_capture(path))
+            else:
+                health.append(read_health(Path(path), capture._operations(cpu_only=True).trace))
+        findings_by_path |= examine_captures(health)
+        findings = {
+            path: by_severity((*findings_by_path[path], *examine_issues(issues)))
+            for path, issues in issues_by_path.items()
+        }
         return Checks(findings, sources=tuple(map(Path, paths)))
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine

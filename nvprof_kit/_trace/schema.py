@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -367,6 +367,24 @@ SOUGHT = "sought"
 """`CaptureInfo.evidence` of a capture without ranges of ours, before it is decided what its layers are from."""
 
 
+class Losses(NamedTuple):
+    """What nsys lost or took, as far as the capture tells.
+
+    Attributes:
+        launches: Calls that launched a kernel, 0 if they cannot be compared with kernels.
+        lost_kernels: Those of them without a kernel in the capture.
+        replays: Launches of CUDA graphs.
+        whole_graphs: Those of them that were traced as a whole.
+        overhead_ns: Time that nsys itself took between the first and the last operation.
+    """
+
+    launches: int = 0
+    lost_kernels: int = 0
+    replays: int = 0
+    whole_graphs: int = 0
+    overhead_ns: int = 0
+
+
 @dataclass(frozen=True)
 class CaptureInfo:
     """Metadata of a capture.
@@ -386,6 +404,7 @@ class CaptureInfo:
         own_window: Whether the program started the collected window with cudaProfilerStart.
         no_ops_reason: Why there are no operations, and what to do; '' if there are some. Without operations, only CPU
             times are available.
+        losses: What was lost in it; only nsys tells.
         warnings: What is missing or distorted, each with what to do.
     """
 
@@ -402,6 +421,7 @@ class CaptureInfo:
     other_domains: tuple[str, ...] = ()
     no_ops_reason: str = ""
     evidence: str = ""
+    losses: Losses = field(default_factory=Losses)
     warnings: tuple[Issue, ...] = ()
 
     def gpu_name(self, device: int) -> str:

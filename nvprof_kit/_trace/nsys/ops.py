@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.database import Database
+from nvprof_kit._trace.files.database import Database, is_integer
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct, few
 from nvprof_kit._trace.nsys.sources import (
@@ -19,6 +19,8 @@ from nvprof_kit._trace.nsys.sources import (
     MEMCPY,
     MEMSET,
     Columns,
+    check_rows,
+    columns_of,
     defined,
     node_table,
     process_of,
@@ -76,6 +78,20 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
         ops_of_kind.append({**read, "kind": kind})
     # pop: a column is free before the next is joined
     return {name: np.concatenate([ops.pop(name) for ops in ops_of_kind]) for name in [*columns, "kind"]}
+
+
+def check_ops(db: Database) -> None:
+    """Check what of GPU operations is read on request only; nothing of it is kept.
+
+    Raises:
+        CaptureError: A required value is missing or has the wrong type.
+    """
+    on_request = {column for columns in _OPTIONAL.values() for column in columns.values()}
+    for table in op_tables(db):
+        columns = [column for column in columns_of(table) if column in on_request]
+        batches = db.batches(table, columns) if columns else ()
+        if any(not is_integer(array.type) or array.null_count for batch in batches for array in batch.columns):
+            check_rows(db, table)
 
 
 def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns:

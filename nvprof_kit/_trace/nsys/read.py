@@ -40,9 +40,9 @@ from nvprof_kit._trace.nsys.sources import (
     node_table,
     warn_of_descriptions,
 )
-from nvprof_kit._trace.nsys.warnings import capture_warnings, launch_names
+from nvprof_kit._trace.nsys.warnings import capture_warnings, losses_of
 from nvprof_kit._trace.reader import DEFAULT, Request, named_domains
-from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, SOUGHT, CaptureInfo, Trace
+from nvprof_kit._trace.schema import BUSY_CALLS, FRAMES, OPS, SHAPES, SOUGHT, CaptureInfo, Losses, Trace
 from nvprof_kit._trace.validate import DAY_NS, repeated
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
@@ -102,14 +102,14 @@ def read_nsys(db: Database, request: Request) -> Trace:
         nodes = read_graph_nodes(db)
         ops = named_ops(db, ops_job.result(), optional)
         fetched = calls_job.result()
-    launches = 0 if reason else int(np.isin(fetched["api"]["name"], launch_names(db)).sum())
+    losses = losses_of(db, fetched["api"], ops)
     api = launches_of(db, fetched, timed)
     tables = _optional_tables(db, domain, optional, nvtx, fetched)
     close_open_ranges(db, ranges, ops)
     _check_joins(db, ranges, ops, nodes, has_categories=nvtx.has_categories(domain))
     trace = Trace(
         info=_info(
-            db, nvtx, domain, ranges, ops, launches=launches, reason=reason, evidence=SOUGHT if is_found_later else ""
+            db, nvtx, domain, ranges, ops, losses=losses, reason=reason, evidence=SOUGHT if is_found_later else ""
         ),
         ranges=make_frame("ranges", ranges),
         api=make_frame("api", api),
@@ -229,7 +229,7 @@ def _info(
     ranges: Columns,
     ops: Columns,
     *,
-    launches: int,
+    losses: Losses,
     reason: str,
     evidence: str,
 ) -> CaptureInfo:
@@ -240,7 +240,7 @@ def _info(
     details = db.rows("ANALYSIS_DETAILS", ("duration", "stopTime")) if has_details else []
     lengths = [int(value) for row in details for value in row if str(value).isdecimal()]
     starts = db.ids_like("cu%ProfilerStart%") if db.has(RUNTIME, "nameId") else ()
-    issues = as_issues("no-gpu", [reason]) if reason else capture_warnings(db, ops, launches)
+    issues = as_issues("no-gpu", [reason]) if reason else capture_warnings(db, ops, losses)
     if handed_over := nvtx.handed_over(domain):
         text = (
             f"{handed_over} ranges ended on another thread than they began on, and hold what the thread launched on "
@@ -261,5 +261,6 @@ def _info(
         other_domains=tuple(sorted({*nvtx.domain_names} - {*named_domains(domain, nvtx.domain_names)})),
         no_ops_reason=reason,
         evidence=evidence,
+        losses=losses,
         warnings=(*issues, *db.warnings),
     )

@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Where
-from nvprof_kit._trace.nsys.sources import KERNEL, RUNTIME, Columns, check_rows, process_of, read_columns
-from nvprof_kit._trace.schema import OP_KINDS
+from nvprof_kit._trace.nsys.sources import KERNEL, Columns, check_rows, process_of, read_columns
+from nvprof_kit._trace.schema import OP_KINDS, Losses
 from nvprof_kit.issues import Issue, Severity
 
 _WARNING, _ERROR = 2, 3
@@ -18,39 +18,54 @@ _GRAPH_LAUNCHES = ("cudaGraphLaunch%", "cuGraphLaunch%")
 
 GUESS = re.compile(r"\bmight\b|\bmay\b|does the process use|is not supported by this build", re.IGNORECASE)
 """nsys messages about possibly missing data. nsys 2024.2 writes some of them into every partial capture and under every
-newer driver; `lost_launches` checks whether data is actually missing.
+newer driver; `losses_of` tells whether data is actually missing.
 """
 
 
-def capture_warnings(db: Database, ops: Columns, launches: int) -> list[Issue]:
+def losses_of(db: Database, calls: Columns, ops: Columns) -> Losses:
+    """What nsys lost or took. While a program captures a CUDA graph, a launch call only adds a node: launches are then
+    not compared with kernels.
+
+    Args:
+        db: The export.
+        calls: Its CUDA calls, all that launch something among them, with names as ids.
+        ops: Columns of the schema's ``ops``.
+    """
+    launch_names = db.ids_like("%LaunchKernel%", "%LaunchCooperativeKernel%", "%StreamBeginCapture%")
+    is_compared = db.has(KERNEL) and not any("BeginCapture" in name for name in launch_names.values())
+    launches = int(np.isin(calls["name"], [*launch_names]).sum()) if is_compared else 0
+    kernels = int(np.count_nonzero((ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)))
+    replayed, whole_graphs = np.flatnonzero(np.isin(calls["name"], [*db.ids_like(*_GRAPH_LAUNCHES)])), 0
+    pids, correlations = process_of(calls["tid"][replayed]), calls["correlation"][replayed]
+    for process in np.unique(pids).tolist():
+        by_node = ops["correlation"][(ops["graph_node"] >= 0) & (ops["pid"] == process)]
+        whole_graphs += int((~np.isin(correlations[pids == process], by_node)).sum())
+    return Losses(launches, max(launches - kernels, 0), len(replayed), whole_graphs, _overhead(db, ops))
+
+
+def capture_warnings(db: Database, ops: Columns, losses: Losses) -> list[Issue]:
     """All warnings that follow from the export's tables.
 
     Args:
         db: The export.
         ops: Columns of the schema's ``ops``.
-        launches: Number of calls that launched a kernel, of those that `launch_names` names.
+        losses: The result of `losses_of`.
     """
     issues = []
 
     def warn(code: str, share: float, text: str, severity: Severity = "warning") -> None:
         issues.append(Issue(code, severity, share, text))
 
-    replays, unseen = graph_launches(db), 0
-    for process in np.unique(replays["pid"]).tolist():
-        by_node = ops["correlation"][(ops["graph_node"] >= 0) & (ops["pid"] == process)]
-        unseen += int((~np.isin(replays["correlation"][replays["pid"] == process], by_node)).sum())
+    launches, missing, count, unseen, overhead_ns = losses
     if unseen:
-        count = len(replays["pid"])
         warn("whole-graphs", unseen / count,
              f"{unseen} of {count} CUDA-graph replays were traced as a whole, so their kernels belong to no layer; "
              "record with --cuda-graph-trace=node")  # fmt: skip
     window = max(int(ops["end_ns"].max()) - int(ops["start_ns"].min()), 1) if len(ops["start_ns"]) else 1
-    if (overhead_ns := _overhead(db, ops)) > _OVERHEAD_SHARE * window:
+    if overhead_ns > _OVERHEAD_SHARE * window:
         warn("overhead", overhead_ns / window,
              f"the profiler itself took {overhead_ns / 1e6:.1f} ms of the {window / 1e6:.1f} ms window; CPU times and "
              "gaps are too long, GPU times are not touched: record more steps, or skip the first")  # fmt: skip
-    alone = (ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)
-    missing = max(launches - int(np.count_nonzero(alone)), 0)
     if missing > _LOST_SHARE * launches:
         warn("lost-kernels", missing / launches,
              f"{missing:,} of {launches:,} kernel launches have no kernel in the capture: GPU times are too small; end "
@@ -62,38 +77,6 @@ def capture_warnings(db: Database, ops: Columns, launches: int) -> list[Issue]:
             times = f" ({len(processes)} times)" if len(processes) > 1 else ""
             warn("nsys-message", 1.0, f"nsys warns: {' '.join(text.split())}{times}")
     return issues
-
-
-def launch_names(db: Database) -> list[int]:
-    """Ids of the names of calls that launch a kernel; none if launches cannot be compared with kernels.
-
-    During CUDA graph capture, a launch call only adds a node: in a process that captured graphs, no launches are
-    counted.
-    """
-    if not db.has(RUNTIME, "nameId") or not db.has(KERNEL):
-        return []
-    names = db.ids_like("%LaunchKernel%", "%LaunchCooperativeKernel%", "%StreamBeginCapture%")
-    return [] if any("BeginCapture" in name for name in names.values()) else list(names)
-
-
-def lost_launches(db: Database) -> tuple[int, int]:
-    """Number of calls that launched a kernel, and the number of those kernels that are not in the capture."""
-    names = launch_names(db)
-    launches = db.count(RUNTIME, [Where("nameId", names)]) if names else 0
-    if not launches:
-        return 0, 0
-    is_alone = [Where("graphNodeId", (0,), or_null=True)] if db.has(KERNEL, "graphNodeId") else []
-    return launches, max(launches - db.count(KERNEL, is_alone), 0)
-
-
-def graph_launches(db: Database) -> Columns:
-    """Process and correlation id of the CUDA graph launches."""
-    names = db.ids_like(*_GRAPH_LAUNCHES)
-    if not names:
-        return dict.fromkeys(("pid", "correlation"), np.empty(0, dtype=np.int64))
-    columns = {"pid": "globalTid", "correlation": "correlationId"}
-    read = read_columns(db, RUNTIME, columns, [Where("nameId", names)])
-    return {**read, "pid": process_of(read["pid"])}
 
 
 def _overhead(db: Database, ops: Columns) -> int:

@@ -14,12 +14,12 @@ from nvprof_kit._analysis.doctor import examine_captures
 from nvprof_kit._cli import group
 from nvprof_kit._trace.nsys.health import CaptureHealth, read_health
 from nvprof_kit._trace.open import open_capture
+from nvprof_kit._trace.schema import Losses
 
 DATA = Path(__file__).parents[2] / "data"
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 WELL = CaptureHealth(
     path="run.sqlite",
-    schema="3.7.2",
     rows={KERNELS: 100, CALLS: 300},
     domains={"nvprof_kit": 10},
     registered=("nvprof_kit",),
@@ -52,12 +52,12 @@ def test_all_is_well() -> None:
         ({"without_payloads": True}, "tables", "warning"),
         ({"complaints": (("Couldn't allocate CUPTI bufer", 3, True),)}, "lost events", "error"),
         ({"complaints": (("Not all NVTX events might have been collected.", 1, False),)}, "nsys's messages", "note"),
-        ({"launches": 100, "lost_kernels": 26}, "lost events", "error"),
-        ({"launches": 10_000, "lost_kernels": 26}, "lost events", "note"),
+        ({"losses": Losses(100, 26)}, "lost events", "error"),
+        ({"losses": Losses(10_000, 26)}, "lost events", "note"),
         ({"homes": ("/home/ada",)}, "privacy", "note"),
         ({"complaints": (("No cuDNN events collected.", 1, False),)}, "nsys warning", "warning"),
-        ({"whole_graphs": 5}, "CUDA graphs", "warning"),
-        ({"overhead_ns": 600_000}, "overhead", "warning"),  # 1.2 % of 50 ms
+        ({"losses": Losses(replays=5, whole_graphs=5)}, "CUDA graphs", "warning"),
+        ({"losses": Losses(overhead_ns=600_000)}, "overhead", "warning"),  # 1.2 % of 50 ms
         ({"window_ns": 61_000_000_000}, "length", "note"),
         ({"environment": ("HOME", "PATH")}, "privacy", "note"),
         ({"environment": ("TOKENIZERS_PARALLELISM", "TIKTOKEN_CACHE_DIR", "XAUTHORITY")}, "privacy", "note"),
@@ -80,11 +80,11 @@ def test_a_launch_without_its_kernel_is_counted_but_not_in_a_stream_capture(capt
     file.kernel(300, 350, launched=(110, 120))
     file.call("cudaLaunchKernel_v7000", 130, 140)
     path = file.write()
-    health = read_health(path)
-    assert (health.launches, health.lost_kernels) == ((0, 0) if captures else (2, 1))
-    warnings = open_capture(path).info.warnings
+    info = open_capture(path).info
+    assert info.losses[:2] == ((0, 0) if captures else (2, 1))
     lost = "1 of 2 kernel launches have no kernel in the capture"
-    assert sum(warning.startswith(lost) for warning in warnings) == (not captures)
+    assert sum(warning.startswith(lost) for warning in info.warnings) == (not captures)
+    assert (lost in ask(str(path))[1]) == (not captures)
 
 
 def export(path: Path) -> Path:
@@ -99,9 +99,9 @@ def export(path: Path) -> Path:
 @pytest.mark.parametrize("capture", ["eager-2023.4", "graph-2023.4", "hooks-ddp-2024.2"])
 def test_real_captures(capture: str) -> None:
     path = DATA / f"{capture}.sqlite.xz"
-    health = read_health(path)
+    health = read_health(path, open_capture(path))
     assert health.rows[KERNELS] > 0 and health.domains and health.domains["nvprof_kit"] > 0
-    assert health.whole_graphs == 0 and health.environment == ()
+    assert health.losses.whole_graphs == 0 and health.environment == ()
     findings = examine_captures([health])[str(path)]
     assert [finding.evidence for finding in findings if finding.severity == "error"] == []
 
