@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -50,6 +51,10 @@ BUSY = 60.0
 _UNITS = {"dram_pct": "DRAM", "l2_pct": "the L2 cache", "l1_pct": "the L1 cache"}
 _LOW_OCCUPANCY = 40.0
 
+_PERCENT = partial(Column, unit="percent", kind="float")
+_BYTES = partial(Column, unit="bytes", kind="float")
+_FLOP = partial(Column, unit="flop", kind="float")
+
 COLUMNS: Columns = {
     "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
     "phase": Column(
@@ -65,45 +70,29 @@ COLUMNS: Columns = {
     "covered": Column(
         "fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float", heading="covered"
     ),
-    "compute_pct": Column(
-        "SM throughput in percent of the peak, mean over the covered time", "percent", kind="float", heading="compute"
+    "compute_pct": _PERCENT("SM throughput in percent of the peak, mean over the covered time", heading="compute"),
+    "memory_pct": _PERCENT(
+        "memory throughput (the busiest part of the memory system), in percent of the peak", heading="memory"
     ),
-    "memory_pct": Column(
-        "memory throughput (the busiest part of the memory system), in percent of the peak",
-        "percent",
-        kind="float",
-        heading="memory",
+    "dram_pct": _PERCENT("DRAM throughput, in percent of the peak", heading="DRAM"),
+    "l2_pct": _PERCENT("L2 cache throughput, in percent of the peak", heading="L2"),
+    "l1_pct": _PERCENT("L1 cache throughput, in percent of the peak"),
+    "tensor_pct": _PERCENT("Tensor Core throughput, in percent of the peak", heading="tensor"),
+    "occupancy_pct": _PERCENT("achieved occupancy: active warps per SM, in percent of the maximum", heading="occup."),
+    "l2_hit_pct": _PERCENT("L2 hit rate, in percent of sectors", heading="L2 hit"),
+    "l1_hit_pct": _PERCENT("L1 hit rate, in percent of sectors"),
+    "dram_bytes": _BYTES("bytes between DRAM and L2, over the covered launches", heading="DRAM bytes"),
+    "l2_bytes": _BYTES("bytes between L2 and the SMs, over the covered launches"),
+    "l1_bytes": _BYTES("bytes through the L1 caches, over the covered launches"),
+    "nvlink_bytes": _BYTES(
+        "bytes over NVLink in both directions, including protocol overhead, over the covered launches"
     ),
-    "dram_pct": Column("DRAM throughput, in percent of the peak", "percent", kind="float", heading="DRAM"),
-    "l2_pct": Column("L2 cache throughput, in percent of the peak", "percent", kind="float", heading="L2"),
-    "l1_pct": Column("L1 cache throughput, in percent of the peak", "percent", kind="float"),
-    "tensor_pct": Column("Tensor Core throughput, in percent of the peak", "percent", kind="float", heading="tensor"),
-    "occupancy_pct": Column(
-        "achieved occupancy: active warps per SM, in percent of the maximum", "percent", kind="float", heading="occup."
+    "nvlink_sent_bytes": _BYTES("bytes sent over NVLink, without protocol overhead", heading="NVLink out"),
+    "nvlink_received_bytes": _BYTES(
+        "bytes received over NVLink, without those that a peer sent before the launch began", heading="NVLink in"
     ),
-    "l2_hit_pct": Column("L2 hit rate, in percent of sectors", "percent", kind="float", heading="L2 hit"),
-    "l1_hit_pct": Column("L1 hit rate, in percent of sectors", "percent", kind="float"),
-    "dram_bytes": Column(
-        "bytes between DRAM and L2, over the covered launches", "bytes", kind="float", heading="DRAM bytes"
-    ),
-    "l2_bytes": Column("bytes between L2 and the SMs, over the covered launches", "bytes", kind="float"),
-    "l1_bytes": Column("bytes through the L1 caches, over the covered launches", "bytes", kind="float"),
-    "nvlink_bytes": Column(
-        "bytes over NVLink in both directions, including protocol overhead, over the covered launches",
-        "bytes",
-        kind="float",
-    ),
-    "nvlink_sent_bytes": Column(
-        "bytes sent over NVLink, without protocol overhead", "bytes", kind="float", heading="NVLink out"
-    ),
-    "nvlink_received_bytes": Column(
-        "bytes received over NVLink, without those that a peer sent before the launch began",
-        "bytes",
-        kind="float",
-        heading="NVLink in",
-    ),
-    "flop": Column("floating point operations of the CUDA cores, over the covered launches", "flop", kind="float"),
-    "tensor_flop": Column("operations of the Tensor Cores, over the covered launches", "flop", kind="float"),
+    "flop": _FLOP("floating point operations of the CUDA cores, over the covered launches"),
+    "tensor_flop": _FLOP("operations of the Tensor Cores, over the covered launches"),
     "intensity": Column(
         "arithmetic intensity: all operations per byte of DRAM traffic", kind="float", heading="op/byte"
     ),
@@ -284,17 +273,10 @@ def _spread_work(
     signature = np.repeat(range(len(result_of)), [len(results) for results in result_of])
     results = [result for results in result_of for result in results]
     averaged = amounts.iloc[results].groupby(signature).mean().reindex(range(len(result_of)))
-    times, numbers = kernels.by_owner(), kernels.launches()
-    owner, item = np.nonzero(numbers)
     unmeasured = np.flatnonzero(kernels.other_ns)
-    launches = pd.DataFrame(
-        {
-            "owner": np.append(owner, unmeasured),
-            "item": np.append(item, np.full(len(unmeasured), -1)),
-            "ns": np.append(times[owner, item], kernels.other_ns[unmeasured]).astype(np.float64),
-            "launches": np.append(numbers[owner, item], np.zeros(len(unmeasured), dtype=np.int64)),
-        }
-    )
+    others = {"owner": unmeasured, "item": -1, "ns": kernels.other_ns[unmeasured], "launches": 0}
+    launches = kernels.by_owner().rename(columns={"signature": "item"})
+    launches = pd.concat([launches, pd.DataFrame(others)], ignore_index=True)
     names = tuple(each.name for each in kernels.signatures)
     work = Work(kernels.owners, kernels.parents, launches, averaged, names)
     return work, trace.info.warnings, len(amounts) - len(set(results))

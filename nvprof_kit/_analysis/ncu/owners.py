@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, role_of
 from nvprof_kit._analysis.layers.tree import parents_of
 from nvprof_kit._analysis.ncu.plan import size_text
@@ -144,8 +142,8 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
         )
     for places, kinds in divided.values():
         # the results are in launch order; ncu measured all launches of a step, or those whose numbers are in the report
-        early = kernels.early & np.isin(kernels.signature, kinds)
-        kind_of = dict(zip(kernels.invocation[early].tolist(), kernels.signature[early].tolist(), strict=True))
+        early = kernels.launches[kernels.launches["is_early"] & kernels.launches["signature"].isin(kinds)]
+        kind_of = dict(zip(early["invocation"], early["signature"], strict=True))
         planned = [number for number in sorted(report.invocations) if number in kind_of]
         numbers = next(
             (candidates for candidates in (planned, sorted(kind_of)) if candidates and len(candidates) == len(places)),

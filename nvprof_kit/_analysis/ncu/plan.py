@@ -13,18 +13,18 @@ counters are spent where something can be won.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._analysis.flops.work import compiled_rows, work_per_step
 from nvprof_kit._analysis.kernels.classes import family_of
-from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
+from nvprof_kit._analysis.kernels.signatures import Owner, Signature, read_kernels
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result, renderers
@@ -38,8 +38,6 @@ from nvprof_kit.names import NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-
-Bools = npt.NDArray[np.bool_]
 
 LEAST_SHARES = 0.002, 0.0002, 0.0
 """A kind of work below this share of the GPU time gets no launch of its own, unless the requested share needs it."""
@@ -179,63 +177,73 @@ def plan(
     """
     attribution = attribution or attribute(trace)
     kernels = read_kernels(trace, attribution)
-    included = np.array(
-        [not layer or layer in with_ancestors(path, kernels.parents) for path, _ in kernels.owners], dtype=bool
-    )
+    owners, signatures = kernels.owners, kernels.signatures
+    is_included = np.array([not layer or layer in with_ancestors(path, kernels.parents) for path, _ in owners], bool)
     scope = f"in {layer or 'the capture'}"
-    times = kernels.by_owner() * included[:, None]
-    collective = np.array(
-        [family_of(signature.name).kernel_class == "comm" for signature in kernels.signatures], dtype=bool
-    )
-    collectives_ns = int(times[:, collective].sum())
-    times[:, collective] = 0
-    other = kernels.other_ns * included
-    if not times.any() and collectives_ns:
+    work = kernels.by_owner()
+    work = work[is_included[work["owner"]]]
+    classes = np.array([family_of(signature.name).kernel_class for signature in signatures], dtype=object)
+    work["kernel_class"] = classes[work["signature"]]
+    is_comm = work["kernel_class"] == "comm"
+    collectives_ns, work = int(work["ns"][is_comm].sum()), work[~is_comm]
+    if not work["ns"].any() and collectives_ns:
         raise CaptureError(
             f"{trace.info.path}: every kernel {scope} is a collective's, which ncu cannot replay on one "
             "rank; measure those with ncu profile --kernel nccl -s communication --rank N"
         )
-    if not times.any():
+    if not work["ns"].any():
         raise CaptureError(f"{trace.info.path}: no kernel {scope}; see `nvprof-kit layers` for what there is")
-    signatures = kernels.signatures
     names = list(dict.fromkeys(signature.mangled for signature in signatures if signature.mangled))
-    index_of_name = {name: index for index, name in enumerate(names)}
-    name = np.array([index_of_name.get(signature.mangled, -1) for signature in signatures], dtype=np.int64)
     if not names:
         raise CaptureError(
             f"{trace.info.path}: no linker names of kernels (column mangledName); needed nsys 2022.4 or newer"
         )
-    above_limit = None if counts is None else _above_limit(trace, attribution, kernels, times, counts)
-    weights = times if above_limit is None else above_limit
-    blocks, goals = _goals(kernels, weights, other, every_layer)
-    chosen = _cover(goals, name, share)
+    index_of_name = {name: index for index, name in enumerate(names)}
+    name = np.array([index_of_name.get(signature.mangled, -1) for signature in signatures], dtype=np.int64)
+    above_limit = None
+    if counts is not None:
+        limits = work_per_step(counts, trace.info, owners, compiled_rows(trace, attribution))
+        above_limit = _above_limit(work, owners, limits, len(attribution.ranges.steps))
+    work["weight"] = work["ns"] if above_limit is None else above_limit
+
+    # what must be covered: everything, and with `every_layer` each block
+    other_ns = kernels.other_ns * is_included
+    blocks = np.array([block_of(path) for path, _ in owners], dtype=object)
+    goals = {"everything": np.append(_by_signature(work, len(signatures)), other_ns.sum())}
+    for block in dict.fromkeys(blocks) if every_layer else ():
+        of_block = work[blocks[work["owner"]] == block]
+        if block != NO_LAYER and of_block["weight"].any():
+            goals[block] = np.append(_by_signature(of_block, len(signatures)), other_ns[blocks == block].sum())
+    amounts = np.array([*goals.values()], dtype=np.int64)
+    weight = amounts[0, :-1]
+    chosen = _cover(amounts, name, share)
     if chosen is None:
-        best = goals[0, :-1][name >= 0].sum() / goals[0].sum()
         raise UsageError(
-            f"--share {share:g} cannot be reached: kernels that can be measured take {best:.2%} of the GPU "
-            f"time {scope}, copies the rest; ask for less"
+            f"--share {share:g} cannot be reached: kernels that can be measured take "
+            f"{weight[name >= 0].sum() / amounts[0].sum():.2%} of the GPU time {scope}, copies the rest; ask for less"
         )
-    is_wanted = np.isin(name, chosen) & (times.sum(axis=0) > 0)
+    has_time = np.isin(np.arange(len(signatures)), work["signature"][work["ns"] > 0])
+    early = kernels.launches[kernels.launches["is_early"]]
+    early = early[(np.isin(name, chosen) & has_time)[early["signature"]]]
     for least_share in LEAST_SHARES:
-        is_worth = is_wanted & (weights.sum(axis=0) >= least_share * weights.sum())
-        invocations, measured, measurements = _choose_launches(kernels, is_wanted, is_worth, weights.sum(axis=0))
-        covered = (goals[:, :-1] * measured).sum(axis=1) / np.maximum(goals.sum(axis=1), 1)
+        invocations, measured = _choose_launches(early, np.where(weight >= least_share * weight.sum(), weight, -1))
+        is_measured = np.isin(np.arange(len(signatures)), measured["signature"])
+        covered = (amounts[:, :-1] * is_measured).sum(axis=1) / np.maximum(amounts.sum(axis=1), 1)
         if covered[0] >= share:
             break
     fewest = int(np.argmin(covered[1:])) + 1 if len(covered) > 1 else 0
-    gpu_ns = int(times.sum() + other.sum())
-    launches = kernels.launches() * included[:, None]
+    gpu_ns = int(work["ns"].sum() + other_ns.sum())
     return NcuPlan(
-        rows=_rows(kernels, times, launches, measured, total_ns=gpu_ns, above=above_limit),
+        rows=_rows(signatures, work[is_measured[work["signature"]]], gpu_ns, above_limit is not None),
         names=tuple(names[index] for index in chosen),
         invocations=invocations,
-        measurements=measurements,
+        measurements=len(measured),
         covered=float(covered[0]),
-        least_covered=(blocks[fewest], float(covered[fewest])),
+        least_covered=([*goals][fewest], float(covered[fewest])),
         gpu_ns=gpu_ns,
-        above_limit_ns=None if above_limit is None else int(goals[0].sum()),
+        above_limit_ns=None if above_limit is None else int(amounts[0].sum()),
         collectives_ns=collectives_ns,
-        launches=int(launches[:, ~collective].sum()),
+        launches=int(work["launches"].sum()),
         info=trace.info,
         layer=layer,
         every_layer=every_layer,
@@ -243,29 +251,29 @@ def plan(
 
 
 def _above_limit(
-    trace: Trace, attribution: Attribution, kernels: Kernels, times: Int64Array, counts: FlopsFile
+    work: pd.DataFrame, owners: Sequence[Owner], limits: Mapping[Owner, Mapping[str, float]], steps: int
 ) -> Int64Array | None:
-    """The part of `times` above the least time for the counted work, the same shape; None if no work is known.
+    """The part of the time of `work` above the least time for what was counted; None if no work is known.
 
     The least time of a layer's products, convolutions and attention is that of its gemm and attention kernels, that of
     its other operators that of its other kernels; in a layer that torch.compile fused, only the former is known.
     """
-    work = work_per_step(counts, trace.info, kernels.owners, compiled_rows(trace, attribution))
-    steps = len(attribution.ranges.steps)
-    is_product = np.array(
-        [family_of(signature.name).kernel_class in ("gemm", "attention") for signature in kernels.signatures]
+    products, all_work = (
+        np.nan_to_num([limits.get(owner, {}).get(amount, 0.0) * steps for owner in owners])  # unknown is as none
+        for amount in ("products_ns", "limit_ns")
     )
-    limits = np.array(
-        [[work.get(owner, {}).get(amount, 0.0) for amount in ("products_ns", "limit_ns")] for owner in kernels.owners]
-    )
-    limits = np.nan_to_num(limits) * steps  # unknown is as none
-    if not limits.any():
+    if not (products.any() or all_work.any()):
         return None
-    above_limit = times.astype(np.float64)
-    for kind, limit in ((is_product, limits[:, 0]), (~is_product, np.maximum(limits[:, 1] - limits[:, 0], 0))):
-        time = times[:, kind].sum(axis=1)
-        above_limit[:, kind] *= (1 - np.minimum(limit / np.maximum(time, 1), 1))[:, None]
-    return np.rint(above_limit).astype(np.int64)
+    is_product = work["kernel_class"].isin(("gemm", "attention"))
+    limit = np.where(is_product, products[work["owner"]], np.maximum(all_work - products, 0)[work["owner"]])
+    time = work.groupby(["owner", is_product])["ns"].transform("sum")
+    above_limit: Int64Array = np.rint(work["ns"] * (1 - np.minimum(limit / time.clip(lower=1), 1))).to_numpy(np.int64)
+    return above_limit
+
+
+def _by_signature(work: pd.DataFrame, count: int) -> Int64Array:
+    """The weight of each signature, shape ``(count,)``."""
+    return np.bincount(work["signature"], weights=work["weight"], minlength=count).astype(np.int64)
 
 
 def block_of(layer: str) -> str:
@@ -275,24 +283,6 @@ def block_of(layer: str) -> str:
     parts = layer.split(".")
     number = next((index for index, path_part in enumerate(parts) if path_part.isdecimal()), len(parts) - 1)
     return ".".join(parts[: number + 1])
-
-
-def _goals(kernels: Kernels, times: Int64Array, other: Int64Array, every_layer: bool) -> tuple[list[str], Int64Array]:
-    """What must be covered: everything, and with `every_layer` each block.
-
-    Returns:
-        The names of the goals, and their time by signature with that of everything else as a last column, shape
-        ``(goals, signatures + 1)``.
-    """
-    total = np.append(times.sum(axis=0), other.sum())
-    blocks, goals = ["everything"], [total]
-    of_owner = np.array([block_of(layer) for layer, _ in kernels.owners], dtype=object)
-    for block in dict.fromkeys(of_owner.tolist()) if every_layer else ():
-        is_of_block = of_owner == block
-        if block != NO_LAYER and times[is_of_block].any():
-            blocks.append(block)
-            goals.append(np.append(times[is_of_block].sum(axis=0), other[is_of_block].sum()))
-    return blocks, np.array(goals, dtype=np.int64)
 
 
 def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | None:
@@ -330,62 +320,42 @@ def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | Non
     return chosen
 
 
-def _choose_launches(
-    kernels: Kernels, is_wanted: Bools, is_worth: Bools, times: Int64Array
-) -> tuple[tuple[int, ...], Bools, int]:
-    """The numbers of the launches to measure, ascending, the first always among them; which signatures they measure;
-    and with how many launches. The next number is the one that measures most time for its price.
+def _choose_launches(launches: pd.DataFrame, weight: Int64Array) -> tuple[tuple[int, ...], pd.DataFrame]:
+    """The numbers of the launches to measure, ascending, the first always among them; and which launches these are. The
+    next number is the one that measures most for its price.
 
     Args:
-        kernels: The launches of the capture.
-        is_wanted: Which signatures are of a chosen name, shape ``(s,)``.
-        is_worth: Which of them get a launch of their own if they need one.
-        times: GPU time by signature, ``(s,)``.
+        launches: Launches of the chosen names, columns ``invocation`` and ``signature``.
+        weight: What measuring each signature is worth; below 0 if it gets no launch of its own.
     """
-    import pandas as pd
-
-    early = kernels.early & is_wanted[kernels.signature]
-    launches = pd.DataFrame({"number": kernels.invocation[early], "signature": kernels.signature[early]})
-    price = launches.groupby("number").size()
+    price = launches.groupby("invocation").size()
     chosen = [1]
     while True:
-        measured = launches[launches["number"].isin(chosen)]
-        is_measured = np.isin(np.arange(len(times)), measured["signature"])
-        useful = launches[(is_worth & ~is_measured)[launches["signature"]]].drop_duplicates()
+        measured = launches[launches["invocation"].isin(chosen)]
+        is_useful = (weight[launches["signature"]] >= 0) & ~launches["signature"].isin(measured["signature"])
+        useful = launches.loc[is_useful, ["invocation", "signature"]].drop_duplicates()
         if useful.empty:
-            return tuple(sorted(chosen)), is_measured, len(measured)
-        gain = useful.assign(gain=times[useful["signature"]]).groupby("number")["gain"].sum()
+            return tuple(sorted(chosen)), measured
+        gain = useful.assign(gain=weight[useful["signature"]]).groupby("invocation")["gain"].sum()
         value = gain / price[gain.index]
         chosen.append(int(value[value == value.max()].index.max()))
 
 
-def _rows(
-    kernels: Kernels,
-    times: Int64Array,
-    launches: Int64Array,
-    measured: Bools,
-    *,
-    total_ns: int,
-    above: Int64Array | None,
-) -> pd.DataFrame:
-    import pandas as pd
-
-    chosen = [(index, signature) for index, signature in enumerate(kernels.signatures) if measured[index]]
-    rows = {
-        "kernel": [signature.name for _, signature in chosen],
-        "grid": [size_text(signature.grid) for _, signature in chosen],
-        "block": [size_text(signature.block) for _, signature in chosen],
-        "registers": [signature.registers for _, signature in chosen],
-        "shared_bytes": [signature.shared_bytes for _, signature in chosen],
-        "launches": launches.sum(axis=0)[measured],
-        "gpu_ns": times.sum(axis=0)[measured],
-        **({} if above is None else {"above_limit_ns": above.sum(axis=0)[measured]}),
-    }
-    by = "gpu_ns" if above is None else "above_limit_ns"
-    table = pd.DataFrame(rows).sort_values(by, ascending=False, kind="stable", ignore_index=True)
+def _rows(signatures: Sequence[Signature], work: pd.DataFrame, total_ns: int, has_limits: bool) -> pd.DataFrame:
+    """The measured signatures, the costliest first."""
+    table = work.groupby("signature", as_index=False)[["launches", "ns", "weight"]].sum()
+    of_row = [signatures[signature] for signature in table["signature"]]
+    table = table.rename(columns={"ns": "gpu_ns", "weight": "above_limit_ns"}).assign(
+        kernel=[signature.name for signature in of_row],
+        grid=[size_text(signature.grid) for signature in of_row],
+        block=[size_text(signature.block) for signature in of_row],
+        registers=[signature.registers for signature in of_row],
+        shared_bytes=[signature.shared_bytes for signature in of_row],
+    )
+    table = table.sort_values("above_limit_ns", ascending=False, kind="stable", ignore_index=True)
     table["share"] = table["gpu_ns"] / total_ns
     table["covered"] = table["share"].cumsum()
-    in_order: pd.DataFrame = table[[name for name in COLUMNS if name in table]]
+    in_order: pd.DataFrame = table[[name for name in COLUMNS if has_limits or name != "above_limit_ns"]]
     return in_order
 
 

@@ -254,13 +254,14 @@ def truth(kernels: Kernels, trace: Trace) -> pd.DataFrame:
     measured = open_ncu(DATA / "encoder-full-2025.3.csv.xz")
     ops = trace.ops[trace.ops["kind"] == 0]
     order = np.lexsort((ops["start_ns"], ops["correlation"]))[: len(measured.kernels)]
-    names = [_plain(kernels.signatures[one].name) for one in kernels.signature[order]]
+    launches = kernels.launches.iloc[order]
+    names = [_plain(kernels.signatures[signature].name) for signature in launches["signature"]]
     same = [one == _plain(other) for one, other in zip(names, measured.kernels["kernel"], strict=True)]
     assert (len(same), sum(same)) == (1280, 1279)
     table = counters(measured)[PERCENTAGES].assign(
-        ns=kernels.duration[order],
-        layer=[kernels.owners[one][0] for one in kernels.owner[order]],
-        phase=[kernels.owners[one][1] for one in kernels.owner[order]],
+        ns=launches["ns"].to_numpy(),
+        layer=[kernels.owners[owner][0] for owner in launches["owner"]],
+        phase=[kernels.owners[owner][1] for owner in launches["owner"]],
     )
     table["block"] = table["layer"].str.extract(BLOCK)
     blocks = {
