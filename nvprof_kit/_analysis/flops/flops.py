@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +54,9 @@ ABOVE_THE_PEAK = (
     "2:4 sparsity, of which the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
 )
 
+_SHARE = partial(Column, unit="share", kind="float")
+_FLOP = partial(Column, unit="flop", kind="float")
+
 COLUMNS: Columns = {
     "layer": Column("module path, including nested layers; or `(none)` for work outside every layer", kind="str"),
     "phase": Column(
@@ -71,13 +75,8 @@ COLUMNS: Columns = {
         kind="str",
         heading="type",
     ),
-    "flops": Column(
-        "floating point operations in that time: the count per call, times the calls",
-        "flop",
-        kind="float",
-        heading="GFLOP",
-    ),
-    "model_flops": Column("the same without recomputation by activation checkpointing", "flop", kind="float"),
+    "flops": _FLOP("floating point operations in that time: the count per call, times the calls", heading="GFLOP"),
+    "model_flops": _FLOP("the same without recomputation by activation checkpointing"),
     "tflops_per_s": Column(
         "`flops` divided by `gpu_busy_ns`, in 10^12 per second",
         "tflops_per_s",
@@ -85,17 +84,13 @@ COLUMNS: Columns = {
         heading="TFLOP/s",
         fold="mean",
     ),
-    "hfu": Column(
+    "hfu": _SHARE(
         "hardware FLOPs utilization: the time that `flops` take at the GPU's peak for their data "
         "types, divided by `gpu_busy_ns`",
-        "share",
-        kind="float",
         heading="HFU",
         fold="mean",
     ),
-    "mfu": Column(
-        "model FLOPs utilization: the same for `model_flops`", "share", kind="float", heading="MFU", fold="mean"
-    ),
+    "mfu": _SHARE("model FLOPs utilization: the same for `model_flops`", heading="MFU", fold="mean"),
     "bytes": LIMITS["bytes"],
     "dram_bytes": Column(
         "the part of `bytes` that the L2 cannot hold from one operator to the next", "bytes", kind="float"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ class Program:
         self.calls: Counter[Key] = Counter()
         for key, calls in zip(self.keys, ranges["calls"].tolist(), strict=True):
             self.calls[key] += calls
-        self.recomputes = self.within(lambda key: key[1] == Category.RECOMPUTE.value)
+        self.recomputes = self.within({key for key in self.keys if key[1] == Category.RECOMPUTE.value})
         self._bytes_per_ns = peaks.bandwidth / 1e9 if peaks and peaks.bandwidth else math.nan
         flops, least_flops, dram_bytes = (operators[name].to_numpy() for name in ("flops", "least_flops", "dram_bytes"))
         flops_per_s = peaks.flops if peaks else {}
@@ -94,19 +94,16 @@ class Program:
             compute_ns=np.where(least_at_peak <= memory, 0.0, limit), products_ns=np.where(flops > 0, limit, 0.0),
         )  # fmt: skip
 
-    def within(self, is_one: Callable[[Key], bool]) -> npt.NDArray[np.bool_]:
-        """Whether each range, or one around it, is such a layer and phase."""
-        flags: list[bool] = []
-        for key, inside in zip(self.keys, self._inside, strict=True):
-            flags.append(is_one(key) or (inside >= 0 and flags[inside]))
-        return np.array(flags, dtype=bool)
-
     def innermost(self, keys: Collection[Key]) -> list[Key | None]:
         """The innermost of these layers and phases that each range is, or is inside of."""
         innermost: list[Key | None] = []
         for key, inside in zip(self.keys, self._inside, strict=True):
             innermost.append(key if key in keys else innermost[inside] if inside >= 0 else None)
         return innermost
+
+    def within(self, keys: Collection[Key]) -> npt.NDArray[np.bool_]:
+        """Whether each range, or one around it, is of these layers and phases."""
+        return np.array([key is not None for key in self.innermost(keys)], dtype=bool)
 
     def by_range(self, values: Floats) -> Floats:
         """Sums over the operators of each range, NaN where a value is.
@@ -120,7 +117,7 @@ class Program:
 
     def limited(self, compiled: Collection[Key]) -> npt.NDArray[np.bool_]:
         """Whether each operator has a limit of its own: in what torch.compile made, only products have."""
-        is_compiled = self.within(compiled.__contains__)[self.operators["range"]]
+        is_compiled = self.within(compiled)[self.operators["range"]]
         is_limited: npt.NDArray[np.bool_] = ~is_compiled | (self.operators["flops"].to_numpy() > 0)
         return is_limited
 
