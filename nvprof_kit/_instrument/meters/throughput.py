@@ -6,10 +6,12 @@ not synchronized; over many steps the CPU is ahead of it by no more than the lau
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from statistics import fmean
 from typing import Generic, TypeVar
 
 from nvprof_kit._instrument import session
@@ -74,8 +76,7 @@ class ThroughputSummary:
             f"| {'':11} | {'avg':>14} | {'max':>14} | {'min':>14} | {'p95':>14} |",
         ]
         for name, figure in rows.items():
-            values = (figure.avg, figure.max, figure.min, figure.p95)
-            lines.append(f"| {name:11} | " + " | ".join(f"{value:14,.5f}" for value in values) + " |")
+            lines.append(f"| {name:11} | " + " | ".join(f"{value:14,.5f}" for value in astuple(figure)) + " |")
         return "\n".join(lines)
 
 
@@ -164,14 +165,9 @@ class Throughput(Generic[Batch]):
         if self._left > 0:
             self._left -= 1
         else:
-            self._steps.append(
-                (
-                    now - self._began,
-                    self._read,
-                    self._samples if samples is None else samples,
-                    self._tokens if tokens is None else tokens,
-                )
-            )
+            samples = self._samples if samples is None else samples
+            tokens = self._tokens if tokens is None else tokens
+            self._steps.append((now - self._began, self._read, samples, tokens))
         self._began, self._read = now, 0
 
     def restart(self) -> None:
@@ -193,33 +189,25 @@ class Throughput(Generic[Batch]):
             last: Number of last steps to include; 0 for all.
         """
         steps = list(self._steps)[-last:]
-        batch = [sample[0] / 1e9 for sample in steps]
-        read = [sample[1] / 1e9 for sample in steps]
-        samples = [sample[2] for sample in steps]
-        tokens = [sample[3] for sample in steps]
-        has_samples = any(samples)
+        lengths, reads, samples, tokens = zip(*steps, strict=True) if steps else ((0,), (0,), (0,), (0,))
+        seconds, read_seconds = [length / 1e9 for length in lengths], [read / 1e9 for read in reads]
+        total, unit = sum(seconds), "samples" if any(samples) else "steps"
+
+        def rate(amounts: Sequence[int]) -> Statistic:
+            rates = [amount / length if length else 0.0 for amount, length in zip(amounts, seconds, strict=True)]
+            return _statistic(rates, sum(amounts) / total if total else 0.0)
+
         return ThroughputSummary(
             steps=len(steps),
-            reader_cost=_costs(read),
-            batch_cost=_costs(batch),
-            ips=_rates(samples if has_samples else [1] * len(steps), batch),
-            tokens=_rates(tokens, batch) if any(tokens) else None,
-            reader_ratio=sum(read) / sum(batch) if sum(batch) else 0.0,
-            unit="samples" if has_samples else "steps",
+            reader_cost=_statistic(read_seconds, fmean(read_seconds)),
+            batch_cost=_statistic(seconds, fmean(seconds)),
+            ips=rate(samples if unit == "samples" else [1] * len(seconds)),
+            tokens=rate(tokens) if any(tokens) else None,
+            reader_ratio=sum(read_seconds) / total if total else 0.0,
+            unit=unit,
         )
 
 
-def _costs(values: Sequence[float]) -> Statistic:
-    return _statistic(values, sum(values) / len(values) if values else 0.0)
-
-
-def _rates(amounts: Sequence[int], seconds: Sequence[float]) -> Statistic:
-    rates = [count / length if length else 0.0 for count, length in zip(amounts, seconds, strict=True)]
-    return _statistic(rates, sum(amounts) / sum(seconds) if sum(seconds) else 0.0)
-
-
-def _statistic(values: Sequence[float], avg: float) -> Statistic:
-    if not values:
-        return Statistic(0.0, 0.0, 0.0, 0.0)
+def _statistic(values: Sequence[float], average: float) -> Statistic:
     ordered = sorted(values)
-    return Statistic(avg, ordered[-1], ordered[0], ordered[-(-95 * len(ordered) // 100) - 1])
+    return Statistic(average, ordered[-1], ordered[0], ordered[math.ceil(0.95 * len(ordered)) - 1])

@@ -13,7 +13,8 @@ import threading
 import time
 import warnings
 from collections import deque
-from contextlib import ContextDecorator, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,28 +38,6 @@ class _Call:
     end_event: Any = None
 
 
-class _Open(threading.local):
-    """The running stages of a thread by name, the latest last."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, list[_Call]] = {}
-
-
-class Stage(ContextDecorator):
-    """A stage as a context manager and decorator; reusable and reentrant."""
-
-    def __init__(self, timer: GlobalTimer, name: str) -> None:
-        self._timer = timer
-        self._name = name
-
-    def __enter__(self) -> Stage:
-        self._timer.start(self._name)
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._timer.stop(self._name)
-
-
 class GlobalTimer:
     """Time named stages of a program. Each stage is also emitted as a phase range.
 
@@ -78,7 +57,7 @@ class GlobalTimer:
     def __init__(self, folder: str | Path = "time_log") -> None:
         self.enabled = session.mode != "off"
         self.folder = Path(folder)
-        self._open = _Open()
+        self._open = threading.local()  # the running stages of a thread by name, the latest last
         self._ranges: dict[str, Range] = {}
         self._waiting: deque[_Call] = deque()
         self._file: TextIO | None = None
@@ -95,10 +74,10 @@ class GlobalTimer:
             require(name, str, "global_timer: the name of a stage", "a text")
             range_ = self._ranges[name] = Range(name.replace("\n", " "), Category.PHASE)
         call = _Call(range_)
-        self._open.calls.setdefault(name, []).append(call)
+        vars(self._open).setdefault(name, []).append(call)
         if session.backend is not None:
             session.backend.open(range_, call)
-        call.start_event = _mark_gpu()
+        call.start_event = mark_gpu()
         call.start_s = time.time()
         call.began_ns = time.perf_counter_ns()
 
@@ -107,14 +86,14 @@ class GlobalTimer:
         if not self.enabled or self._is_not_ours():
             return
         ended_ns = time.perf_counter_ns()
-        calls = self._open.calls.get(name)
+        calls = vars(self._open).get(name)
         if not calls:
             warnings.warn(f"stage {name!r} is stopped and was not started on this thread", stacklevel=2)
             return
         call = calls.pop()
         call.ended_ns = ended_ns
         if call.start_event is not None:
-            call.end_event = _mark_gpu()
+            call.end_event = mark_gpu()
         if session.backend is not None:
             session.backend.close(call)
         with self._lock:
@@ -123,9 +102,14 @@ class GlobalTimer:
             while waiting and (waiting[0].end_event is None or (not _capturing() and waiting[0].end_event.query())):
                 self._write(self._waiting.popleft())
 
-    def stage(self, name: str) -> Stage:
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
         """Time a block or each call of a function: ``with global_timer.stage("forward"):`` or as a decorator."""
-        return Stage(self, name)
+        self.start(name)
+        try:
+            yield
+        finally:
+            self.stop(name)
 
     def dump(self) -> Path:
         """Wait for the GPU to complete the timed stages and write them; returns the path of the log.
@@ -174,12 +158,11 @@ class GlobalTimer:
 
     def _close(self) -> None:
         """Write the remaining stages and stop timing, at exit."""
-        if self._is_not_ours():
-            return
-        self.dump()
-        with self._lock:
-            self.enabled = False
-            self._close_log()
+        if not self._is_not_ours():
+            self.dump()
+            with self._lock:
+                self.enabled = False
+                self._close_log()
 
     def _close_log(self) -> None:
         if self._file is not None:
@@ -198,7 +181,7 @@ def _capturing() -> bool:
     return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _mark_gpu() -> Any:
+def mark_gpu() -> Any:
     """Record an event on the current stream; None without CUDA or during CUDA graph capture."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized() or _capturing():

@@ -112,8 +112,8 @@ class Utilisation:
         self._process = os.getpid()
         self.samples = []
         self._stopping = threading.Event()
-        gpus = _gpus(self._nvml)  # here, because CUDA's current device is that of the thread
-        self._thread = threading.Thread(target=self._run, args=[gpus], name="nvprof_kit utilisation", daemon=True)
+        counters = self._counters()  # here, because CUDA's current device is that of the thread
+        self._thread = threading.Thread(target=self._run, args=[counters], name="nvprof_kit utilisation", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -135,33 +135,35 @@ class Utilisation:
         lines = []
         for device in dict.fromkeys(sample["device"] for sample in self.samples):
             samples = [sample for sample in self.samples if sample["device"] == device]
-            means = [
-                text.format(fmean(values))
-                for name, text in _MEANS.items()
-                if (values := [sample[name] for sample in samples if name in sample])
-            ]
+            values = {name: [sample[name] for sample in samples if name in sample] for name in _MEANS}
+            means = ", ".join(_MEANS[name].format(fmean(numbers)) for name, numbers in values.items() if numbers)
             title = "CPU" if device == "" else f"GPU {device}"
-            lines.append(f"{title}: {', '.join(means)} (mean of {len(samples)} samples)")
+            lines.append(f"{title}: {means} (mean of {len(samples)} samples)")
         return lines
 
-    def _run(self, gpus: dict[int, Any]) -> None:
-        process, system, nvml = self._psutil.Process(os.getpid()), self._psutil, self._nvml
-        sources: dict[Any, dict[str, Any]] = {
+    def _counters(self) -> dict[int | str, dict[str, Any]]:
+        """How to read each figure, by device."""
+        process, nvml = self._psutil.Process(), self._nvml
+        counters: dict[int | str, dict[str, Any]] = {
             "": {
                 "cpu_process_percent": process.cpu_percent,
-                "cpu_system_percent": system.cpu_percent,
+                "cpu_system_percent": self._psutil.cpu_percent,
                 "process_bytes": lambda: process.memory_info().rss,
             }
         }
-        for device, handle in gpus.items():
-            sources[device] = {
-                "gpu_percent": lambda gpu=handle: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-                "gpu_memory_bytes": lambda gpu=handle: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-                "power_watts": lambda gpu=handle: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-                "temperature_celsius": lambda gpu=handle: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-                "sm_clock_mhz": lambda gpu=handle: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+        for device, gpu in _gpus(nvml).items():
+            counters[device] = {
+                "gpu_percent": lambda gpu=gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+                "gpu_memory_bytes": lambda gpu=gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+                "power_watts": lambda gpu=gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+                "temperature_celsius": lambda gpu=gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+                "sm_clock_mhz": lambda gpu=gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
             }
-        process.cpu_percent(), system.cpu_percent()  # the first call has no interval to measure
+        return counters
+
+    def _run(self, counters: dict[int | str, dict[str, Any]]) -> None:
+        for name in ("cpu_process_percent", "cpu_system_percent"):
+            counters[""][name]()  # the first call has no interval to measure
         start, latest, ended = time.perf_counter(), 0.0, False
         while not ended:
             ended = self._stopping.wait(self._interval)
@@ -169,9 +171,9 @@ class Utilisation:
             if ended and latest and seconds - latest < self._interval / 2:
                 return  # too short for a meaningful percentage
             latest = seconds
-            for device, counters in sources.items():
+            for device, of_device in counters.items():
                 values = {}
-                for name, read in counters.items():
+                for name, read in of_device.items():
                     with suppress(Exception):  # a counter that is not supported is left out
                         values[name] = read()
                 if values:
@@ -182,13 +184,11 @@ def _gpus(nvml: Any) -> dict[int, Any]:
     """Handles by ordinal: the current device, or all visible ones without CUDA context; none without a driver."""
     try:
         nvml.nvmlInit()
-        requested = os.environ.get("CUDA_VISIBLE_DEVICES")
-        visible = [name for name in (requested or "").replace(" ", "").split(",") if name]
-        if requested is None:
-            visible = [str(device) for device in range(nvml.nvmlDeviceGetCount())]
+        every = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
     except Exception:  # no driver, or the driver does not respond
         return {}
-    names = dict(enumerate(visible))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", every).replace(" ", "").split(",")
+    names = dict(enumerate(filter(None, visible)))
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():  # CUDA's device order may differ from NVML's
         current = torch.cuda.current_device()
@@ -197,8 +197,6 @@ def _gpus(nvml: Any) -> dict[int, Any]:
     handles = {}
     for device, name in names.items():
         with suppress(Exception):
-            is_number = name.isdecimal()
-            handles[device] = (
-                nvml.nvmlDeviceGetHandleByIndex(int(name)) if is_number else nvml.nvmlDeviceGetHandleByUUID(name)
-            )
+            handle_of = nvml.nvmlDeviceGetHandleByIndex if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID
+            handles[device] = handle_of(int(name) if name.isdecimal() else name)
     return handles
