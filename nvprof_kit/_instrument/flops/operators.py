@@ -26,10 +26,6 @@ _TYPES = {
 }
 """Dtype names used for Tensor Core peaks; 8-bit floats are recognized by name."""
 
-_BACKENDS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS", "xpu": "XPU", "hpu": "HPU", "meta": "Meta"}
-"""Dispatch key of each device type."""
-
-
 Kind = Literal["formula", "composite", "multiplies", "moves", ""]
 """How the FLOPs of an operator are determined: by its formula; by the operators that it consists of; not at all, since
 it may multiply and has none; as none, since it only moves, adds or compares; '' for communication and what is not of
@@ -51,12 +47,9 @@ def kind_of(operator: Any) -> Kind:
 def kind_here(operator: Any, args: Iterable[Any]) -> Kind:
     """The same for a composite operator, unless these tensors have a kernel of their own for it."""
     for tensor in _tensors(args):
-        key = _BACKENDS.get(tensor.device.type)
-        if (
-            tensor.is_nested
-            or tensor.is_mkldnn
-            or (key and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key))
-        ):
+        key = torch._C._dispatch_key_for_device(tensor.device.type)
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+        if tensor.is_nested or tensor.is_mkldnn or has_kernel:
             return operator_kind(operator._schema.name)
     return "composite"
 

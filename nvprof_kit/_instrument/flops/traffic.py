@@ -8,13 +8,16 @@ So the traffic is what the same operators need at least.
 
 from __future__ import annotations
 
+import math
+import sys
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from nvprof_kit.names import OVERWRITES, SCATTERS, SELECTS, arguments_read_again
 
@@ -27,9 +30,6 @@ _READS_SHAPE_ONLY = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", 
 _UNREAD = {"nll_loss_backward": "self", "nll_loss2d_backward": "self"}
 """Arguments that are passed for their shape."""
 
-
-Sizes = list[tuple[torch.Tensor, int]]
-"""Tensors, and the bytes of each that an operator reads or writes."""
 
 Storage = tuple[int, int]
 """Where it begins, and its length in bytes."""
@@ -177,59 +177,48 @@ def accesses_of(schema: Any, arguments: dict[str, Any], out: Any) -> Accesses:
         out: Its result.
     """
     name = schema.name.partition("::")[2]
-    reads: Sizes = []
-    writes: Sizes = []
-    storages: set[Storage] = set()
-    for argument in schema.arguments:
-        tensors = list(_dense(arguments.get(argument.name)))
-        storages.update(map(_storage, tensors))
+    inputs = [(argument, _dense(arguments.get(argument.name))) for argument in schema.arguments]
+    storages = {_storage(tensor) for _, tensors in inputs for tensor in tensors}
+    results = [tensor for tensor in _dense(out) if _storage(tensor) not in storages]
+    created = {_storage(tensor) for tensor in results}
+    reads: list[torch.Tensor] = []
+    writes: list[torch.Tensor] = []
+    for argument, tensors in inputs:
         if _UNREAD.get(name) == argument.name or (argument.name == "self" and name.endswith(_READS_SHAPE_ONLY)):
             continue
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if argument.name == "grads" and arguments.get("grad_scale") is None:
             is_written = False  # a fused optimizer writes gradients only to scale them
-        sizes = [(tensor, _size(tensor)) for tensor in tensors]
         if is_written:
-            writes += sizes
+            writes += tensors
         if not is_written or not (argument.is_out or name in OVERWRITES):
-            reads += sizes
-    results = [(tensor, _size(tensor)) for tensor in _dense(out) if _storage(tensor) not in storages]
-    created = {_storage(tensor) for tensor, _ in results}
-    if name.startswith(("empty", "_unsafe_view", "_reshape_alias", "resize_", "set_", "lift")):
-        return Accesses({}, {}, {}, created)
-    if not writes and not results:
-        return Accesses({}, {}, {}, created)  # a view, or a number read back
-    reads, writes = _touched(name, arguments, reads, writes + results)
+            reads += tensors
+    writes += results
+    if not writes or name.startswith(("empty", "_unsafe_view", "_reshape_alias", "resize_", "set_", "lift")):
+        return Accesses({}, {}, {}, created)  # it only allocates, views, or reads a number back
+    limits = _row_limits(name, arguments, reads, writes)
     number = arguments_read_again(name, arguments.get("output_mask"))
-    second_reads = [
-        (arguments[argument.name], _size(arguments[argument.name])) for argument in schema.arguments[:number]
-    ]
-    return Accesses(_by_storage(reads), _by_storage(second_reads), _by_storage(writes), created)
+    second_reads = [arguments[argument.name] for argument in schema.arguments[:number]]
+    return Accesses(_views(reads, limits), _views(second_reads, {}), _views(writes, limits), created)
 
 
-def _touched(name: str, arguments: dict[str, Any], reads: Sizes, writes: Sizes) -> tuple[Sizes, Sizes]:
-    """The same with only the rows of a table that the operator selects."""
+def _row_limits(
+    name: str, arguments: dict[str, Any], reads: list[torch.Tensor], writes: list[torch.Tensor]
+) -> dict[int, int]:
+    """Bytes that are used, by the id of a tensor of which the operator selects rows."""
+    limits = {}
     if name in SELECTS:
         table = arguments[SELECTS[name]]
-        if name.startswith("nll"):
-            limit = int(arguments["target"].numel()) * table.element_size()
-        else:
-            limit = sum(size for _, size in writes)
-        reads = [(tensor, min(size, limit) if tensor is table else size) for tensor, size in reads]
+        rows = int(arguments["target"].numel()) * table.element_size() if name.startswith("nll") else None
+        limits[id(table)] = sum(map(_size, writes)) if rows is None else rows
     if name in SCATTERS:
-        read_bytes = sum(
-            size for tensor, size in reads if tensor is not arguments["self"] and tensor.is_floating_point()
-        )
         table = arguments["self"]
-        reads, writes = (
-            [(tensor, min(size, read_bytes) if tensor is table else size) for tensor, size in sizes]
-            for sizes in (reads, writes)
-        )
+        limits[id(table)] = sum(_size(read) for read in reads if read is not table and read.is_floating_point())
     offsets, weights = arguments.get("offs"), arguments.get("mat2", arguments.get("mat_b"))
     if "grouped_mm" in name and isinstance(offsets, torch.Tensor) and weights is not None and weights.dim() == 3:
         busy = int((torch.diff(offsets, prepend=offsets.new_zeros(1)) > 0).sum())  # experts with a token
-        reads = [(tensor, size * busy // weights.shape[0] if tensor is weights else size) for tensor, size in reads]
-    return reads, writes
+        limits[id(weights)] = _size(weights) * busy // weights.shape[0]
+    return limits
 
 
 def causal_share(name: str, arguments: dict[str, Any]) -> float:
@@ -245,23 +234,23 @@ def causal_share(name: str, arguments: dict[str, Any]) -> float:
     return float(scores / max(queries * keys, 1))
 
 
-def _dense(value: Any) -> Iterator[torch.Tensor]:
+def _dense(value: Any) -> list[torch.Tensor]:
     """The strided tensors in an argument or a result, on the GPU where one is in use."""
-    if isinstance(value, torch.Tensor):
-        on_gpu = torch.cuda.is_initialized()
-        if value.layout is torch.strided and not value.is_nested and value.device.type == ("cuda" if on_gpu else "cpu"):
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for element in value:
-            yield from _dense(element)
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type == device
+    ]
 
 
 def _size(tensor: torch.Tensor) -> int:
     """Bytes of the distinct elements of a tensor, which may be expanded."""
-    elements = 1
-    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= length if stride else min(length, 1)
-    return int(elements * tensor.element_size())
+    lengths = (
+        length if stride else min(length, 1) for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return int(math.prod(lengths) * tensor.element_size())
 
 
 def _storage(tensor: torch.Tensor) -> Storage:
@@ -269,9 +258,11 @@ def _storage(tensor: torch.Tensor) -> Storage:
     return storage.data_ptr(), storage.nbytes()
 
 
-def _by_storage(sizes: Iterable[tuple[torch.Tensor, int]]) -> dict[Storage, Views]:
-    storages: dict[Storage, Views] = {}
-    for tensor, size in sizes:
+def _views(tensors: Iterable[torch.Tensor], limits: dict[int, int]) -> dict[Storage, Views]:
+    """The views of each storage."""
+    views: dict[Storage, Views] = {}
+    for tensor in tensors:
+        size = min(_size(tensor), limits.get(id(tensor), sys.maxsize))
         if size:
-            storages.setdefault(_storage(tensor), {})[tensor.data_ptr(), size] = size
-    return storages
+            views.setdefault(_storage(tensor), {})[tensor.data_ptr(), size] = size
+    return views
