@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+from nvprof_kit._instrument.meters.timers import mark_gpu
 
 _KEPT = 64
 
@@ -48,17 +49,12 @@ class StepClock:
 
 
 def _now() -> Any:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-        return time.perf_counter_ns()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+    return mark_gpu() or time.perf_counter_ns()
 
 
 def _length(start: Any, end: Any) -> int | None:
     if isinstance(start, int) or isinstance(end, int):
-        return end - start if isinstance(start, int) and isinstance(end, int) else None
+        return end - start if type(start) is type(end) else None
     try:
         return round(start.elapsed_time(end) * 1e6) if end.query() else None
     except (RuntimeError, ValueError):  # events on two devices, or a CUDA error
@@ -95,10 +91,13 @@ class OwnCost:
             f"set-up {self.set_up_ns / 1e9:.2f} s, writing {self.write_ns / 1e9:.2f} s, "
             f"reading and drawing {self.read_ns / 1e9:.2f} s"
         )
-        if not self.recorded:
+        recorded, plain = (
+            f"{median(lengths) / 1e6:.2f} ms (median of {len(lengths)})" if lengths else ""
+            for lengths in (self.recorded, self.plain)
+        )
+        if not recorded:
             return f"Own cost: {once}"
-        step = f"a recorded step took {median(self.recorded) / 1e6:.2f} ms (median of {len(self.recorded)})"
-        if self.ratio is None:
-            return f"Own cost: {step}, and no plain step ran to compare it with; {once}"
-        plain = f"a plain one {median(self.plain) / 1e6:.2f} ms (median of {len(self.plain)})"
-        return f"Own cost: {step}, {plain}: {self.ratio:.3f} times; {once}"
+        beside = ", and no plain step ran to compare it with"
+        if self.ratio is not None:
+            beside = f", a plain one {plain}: {self.ratio:.3f} times"
+        return f"Own cost: a recorded step took {recorded}{beside}; {once}"

@@ -27,7 +27,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.inferred import stop_inferring
 from nvprof_kit._instrument.loop.schedule import Action, Schedule, Sink, Switch, Window, Windows
-from nvprof_kit._instrument.memory.allocator import Boundaries, Boundary, cuda_counts
+from nvprof_kit._instrument.memory.allocator import Boundaries, cuda_counts
 from nvprof_kit._instrument.meters.utilisation import Utilisation
 from nvprof_kit._instrument.modules.blocks import block_kinds, class_name, unwrapped
 from nvprof_kit._instrument.ranges.ranges import Range
@@ -334,26 +334,24 @@ class _WindowRecorder(Sink):
                 self._undo.callback(annotate_model(model, steps=False).remove)
         if self._tool is not None:
             self._tool.start(window)
-        elif self._recorder is not None:
-            with self._timed("set_up_ns"):
-                self._record(model, self._recorder)
-
-    def _record(self, model: nn.Module, recorder: record) -> None:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # work launched by earlier steps belongs to them
-        self._plain = self._clock.take(recorded=False) or self._plain
-        recorder.__enter__()
-        self._undo.callback(recorder.__exit__, None, None, None)
-        device = next((weight.device for weight in model.parameters() if weight.is_cuda), None)
-        self._boundaries = None
-        if self._options.memory and device is not None:
-            self._boundaries = _Memory(functools.partial(cuda_counts, device))
-            watch = Watch(self._boundaries)
-            watch.attach()
-            self._undo.callback(watch.detach)
-        if self._sampler is not None:
-            self._sampler.start()
-            self._undo.callback(self._sampler.stop)
+        if self._recorder is None:
+            return
+        with self._timed("set_up_ns"):
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # work launched by earlier steps belongs to them
+            self._plain = self._clock.take(recorded=False) or self._plain
+            self._recorder.__enter__()
+            self._undo.callback(self._recorder.__exit__, None, None, None)
+            device = next((weight.device for weight in model.parameters() if weight.is_cuda), None)
+            self._boundaries = None
+            if self._options.memory and device is not None:
+                self._boundaries = _Memory(functools.partial(cuda_counts, device))
+                watch = Watch(self._boundaries)
+                watch.attach()
+                self._undo.callback(watch.detach)
+            if self._sampler is not None:
+                self._sampler.start()
+                self._undo.callback(self._sampler.stop)
 
     def stop(self, window: Window) -> None:
         """Write the trace, analyze it, and write the results; rank 0 prints the head of the log."""
@@ -380,9 +378,8 @@ class _WindowRecorder(Sink):
             )
         cost = OwnCost(lengths, self._plain, **self._spent)
         self._spent = dict.fromkeys(self._spent, 0)
-        steps = f"step {window.first_step}"
-        if window.last_step > window.first_step:
-            steps = f"steps {window.first_step} to {window.last_step}"
+        first, last = window.first_step, window.last_step
+        steps = f"step {first}" if last == first else f"steps {first} to {last}"
         facts = [f"{self._prefix.name} · rank {rank()} · {steps}", str(cost)]
         if self._sampler is not None:
             self._sampler.write(self._path("utilisation.csv"))
@@ -406,7 +403,9 @@ class _WindowRecorder(Sink):
         import pandas as pd
 
         from nvprof_kit._analysis.layers.profile import layer_profile
-        from nvprof_kit._report.text.layer_profile import memory_lines
+        from nvprof_kit._report.plots.memory import curve_figure
+        from nvprof_kit._report.plots.plots import encode as encode_figure
+        from nvprof_kit._report.text.layer_profile import memory_lines, time_figure
         from nvprof_kit._result.formats import encode
         from nvprof_kit._result.writer import write_file
         from nvprof_kit._trace.open import open_capture
@@ -425,27 +424,21 @@ class _WindowRecorder(Sink):
         memory = {column: [getattr(boundary, name) for boundary in seen] for column, name in MEMORY.items()}
         profile = layer_profile(trace, self._block_kinds, pd.DataFrame(memory) if seen else None)
         for name, table in (("layers", profile.rows), ("kinds", profile.kinds)):
-            write_file(self._path(f"{name}.csv"), encode(table, "csv"), inputs=[trace_path])
+            write_file(self._path(f"{name}.csv"), encode(table, "csv"))
         if seen:
             text = "\n".join(memory_lines(profile.rows))
-            write_file(self._path("memory_usage.txt"), f"{text}\n", inputs=[trace_path])
+            write_file(self._path("memory_usage.txt"), f"{text}\n")
         if self._options.plots:
             try:
-                self._draw(profile, seen)
+                plots = {"cuda_time_plot": time_figure(profile)}
+                if seen:
+                    plots["memory_usage_line_chart"] = curve_figure(seen)
+                for name, figure in plots.items():
+                    write_file(self._path(f"{name}.png"), encode_figure(figure, "png"))
             except Exception as error:  # a failed plot must not prevent the log
                 text = f"curves of {self._prefix.name} are not drawn: {type(error).__name__}: {error}"
                 warnings.warn(text, stacklevel=2)
         return profile
-
-    def _draw(self, profile: LayerProfile, boundaries: Sequence[Boundary]) -> None:
-        from nvprof_kit._report.plots.memory import curve_figure
-        from nvprof_kit._report.plots.plots import encode
-        from nvprof_kit._report.text.layer_profile import time_figure
-        from nvprof_kit._result.writer import write_file
-
-        write_file(self._path("cuda_time_plot.png"), encode(time_figure(profile), "png"))
-        if boundaries:
-            write_file(self._path("memory_usage_line_chart.png"), encode(curve_figure(boundaries), "png"))
 
     def cancel(self) -> None:
         """End a warm-up without a window, a window without steps, or an active recording after an error."""
