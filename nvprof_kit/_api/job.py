@@ -146,7 +146,7 @@ class Job:
         return as_issues("job", (*of_ranks, *self._aligned.warnings, *of_captures))
 
     @cached_property
-    def _graph(self) -> tuple[Graph, pd.DataFrame]:
+    def _graph(self) -> Graph:
         from nvprof_kit._ranks.replay import build
         from nvprof_kit._ranks.waits import MOST
 
@@ -156,8 +156,8 @@ class Job:
                 f"{self._tables.count():,} collectives are too many to replay (at most {MOST:,}); "
                 "name the captures of fewer ranks, for example those of one pipeline"
             )
-        ranks, instances = self.ranks["rank"].tolist(), self._tables.instances()
-        return build(self._tables.points(ranks), self._tables.segments(ranks), instances), instances
+        ranks = self.ranks["rank"].tolist()
+        return build(self._tables.points(ranks), self._tables.segments(ranks), self._tables.instances())
 
     def critical_path(self) -> RankTable:
         """The critical path across ranks: time in ns by step, rank, layer and phase.
@@ -167,7 +167,7 @@ class Job:
         """
         from nvprof_kit._ranks.replay import critical_path
 
-        return self._table("critical-path", critical_path(self._graph[0]))
+        return self._table("critical-path", critical_path(self._graph))
 
     def what_if(self, rank: int | None = None, layer: str | None = None) -> RankTable:
         """The predicted step time in ns if a rank, one of its layers, the data loaders or the network were as fast as
@@ -182,53 +182,43 @@ class Job:
         Raises:
             UsageError: The job does not contain the rank, or has too many collectives to replay.
         """
-        from nvprof_kit._ranks import replay
+        from nvprof_kit._ranks.replay import what_if
 
-        if rank is not None and rank not in set(self.ranks["rank"]):
-            raise UsageError(f"no rank {rank} in the job")
-        graph, instances = self._graph
-        changes = {
-            "every transfer": (None, replay.network_cut(graph, instances)),
-            "every data loader": (replay.spent(graph, replay.loader_weights(graph)), None),
-        }
-        of = self.verdict.rank if rank is None else rank
+        if rank is not None:
+            self._check_there([rank])
         named = self.verdict.layer if rank is None and layer is None else layer
-        if of is not None:
-            for named_layer in dict.fromkeys((None, named)):
-                weights = replay.rank_weights(graph, self._layers, of, named_layer)
-                changes[f"rank {of}" + (f" in {named_layer}" if named_layer else "")] = (
-                    replay.spent(graph, weights),
-                    None,
-                )
-        return self._table("what-if", replay.what_if(graph, changes))
+        rows = what_if(self._graph, self._layers, self.verdict.rank if rank is None else rank, named)
+        return self._table("what-if", rows)
 
     def answer(self) -> Ranks:
         """All tables together. Critical path, what-if, groups and bubbles are left out if the job has too many
         collectives.
         """
-        from nvprof_kit._ranks.answer import Ranks
+        import pandas as pd
+
+        from nvprof_kit._ranks.answer import COLUMNS, REPLAYED, Ranks
         from nvprof_kit._ranks.replay import error
         from nvprof_kit._ranks.waits import MOST
 
-        replayed = 0 < self._tables.count() <= MOST if self._waits else False
-        none = self._waits.charges.iloc[:0]
+        waits = self._waits  # the collectives are matched with the clocks
+        replayed = 0 < self._tables.count() <= MOST
+        tables = {name: pd.DataFrame(columns=list(COLUMNS[f"ranks-{name}"])) for name in REPLAYED}
+        if replayed:
+            replays = (self.groups(), self.bubbles(), self.micro_batches(), self.critical_path(), self.what_if())
+            tables = {table.name: table.rows for table in replays}
         return Ranks(
             verdict=self.verdict,
             clocks=self._aligned.clocks,
-            waits=self._waits.waits,
-            charges=self._waits.charges,
+            waits=waits.waits,
+            charges=waits.charges,
             matrix=self._tables.matrix(),
             layers=self._layers,
-            critical_path=self.critical_path().to_frame() if replayed else none,
-            what_if=self.what_if().to_frame() if replayed else none,
-            replay_error=error(self._graph[0]) if replayed else None,
+            **{name.replace("-", "_"): rows for name, rows in tables.items()},
+            replay_error=error(self._graph) if replayed else None,
             steps=len(self._tables.step_lengths()),
             collectives=self._tables.count(),
-            total_wait_ns=self._waits.total_ns,
+            total_wait_ns=waits.total_ns,
             warnings=self.warnings,
-            groups=self.groups().rows if replayed else None,
-            bubbles=self.bubbles().rows if replayed else None,
-            micro_batches=self.micro_batches().rows if replayed else None,
             sources=self._sources,
             make_page=self.report,
         )

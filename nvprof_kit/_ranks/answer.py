@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.layers.fold import mark_ranked
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
     from nvprof_kit._result.writer import Document
 
-VIEWS = ("waits", "charges", "layers", "clocks", "groups", "bubbles", "micro-batches", "critical-path", "what-if")
-"""The tables of a job, by name."""
-REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
-"""Those that are only made of a limited number of collectives."""
-
-
 COLUMNS: Mapping[str, Columns] = {
     "ranks-waits": waits.WAIT_COLUMNS,
     "ranks-charges": waits.CHARGE_COLUMNS,
@@ -39,6 +33,12 @@ COLUMNS: Mapping[str, Columns] = {
     "ranks-what-if": replay.WHAT_IF_COLUMNS,
 }
 """The columns of each table, by its schema."""
+
+VIEWS = tuple(schema.removeprefix("ranks-") for schema in COLUMNS)
+"""The tables of a job, by name."""
+
+REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
+"""Those that are only made of a limited number of collectives; else they are empty."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -80,19 +80,19 @@ class Ranks(Result):
         charges: Total waiting by what caused it; columns `nvprof_kit._ranks.waits.CHARGE_COLUMNS`.
         matrix: Who waited for whom; columns waiting_rank, late_rank, wait_ns.
         layers: One row per layer, phase and rank; columns `nvprof_kit._ranks.stages.LAYER_COLUMNS`.
-        critical_path: Columns `nvprof_kit._ranks.replay.PATH_COLUMNS`; empty for a job with too many
-            collectives.
-        what_if: Columns `nvprof_kit._ranks.replay.WHAT_IF_COLUMNS`; empty for a job with too many collectives.
+        groups: Columns `nvprof_kit._ranks.groups.GROUP_COLUMNS`; this and the following are empty for a job with too
+            many collectives.
+        bubbles: Columns `nvprof_kit._ranks.stages.BUBBLE_COLUMNS`; empty without pipeline parallelism.
+        micro_batches: Columns `nvprof_kit._ranks.stages.MICRO_BATCH_COLUMNS`; empty without pipeline
+            parallelism.
+        critical_path: Columns `nvprof_kit._ranks.replay.PATH_COLUMNS`.
+        what_if: Columns `nvprof_kit._ranks.replay.WHAT_IF_COLUMNS`.
         replay_error: Difference between a replay with unchanged durations and the measurement, as a fraction of the
             step time; None without a replay.
         steps: Number of steps.
         collectives: Number of matched collectives.
         total_wait_ns: Total waiting time of all ranks.
         warnings: What may be missing or distorted; each sentence says what to do about it.
-        groups: Columns `nvprof_kit._ranks.groups.GROUP_COLUMNS`; None if not computed.
-        bubbles: Columns `nvprof_kit._ranks.stages.BUBBLE_COLUMNS`; empty without pipeline parallelism.
-        micro_batches: Columns `nvprof_kit._ranks.stages.MICRO_BATCH_COLUMNS`; empty without pipeline
-            parallelism.
         make_page: Makes the page of the job; `save` writes it as ``.html``.
     """
 
@@ -102,6 +102,9 @@ class Ranks(Result):
     charges: pd.DataFrame
     matrix: pd.DataFrame
     layers: pd.DataFrame
+    groups: pd.DataFrame
+    bubbles: pd.DataFrame
+    micro_batches: pd.DataFrame
     critical_path: pd.DataFrame
     what_if: pd.DataFrame
     replay_error: float | None
@@ -109,10 +112,7 @@ class Ranks(Result):
     collectives: int
     total_wait_ns: int
     warnings: tuple[Issue, ...]
-    groups: pd.DataFrame | None = None
-    bubbles: pd.DataFrame | None = None
-    micro_batches: pd.DataFrame | None = None
-    make_page: Callable[[], Document] | None = None
+    make_page: Callable[[], Document]
 
     columns: ClassVar = COLUMNS
 
@@ -120,8 +120,7 @@ class Ranks(Result):
         """One table: ``waits`` (by default), ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
         ``micro-batches``, ``critical-path`` or ``what-if``.
         """
-        views = [schema.removeprefix("ranks-") for schema in self.columns]
-        return table_named({name: getattr(self, name.replace("-", "_")) for name in views}, view or "waits")
+        return table_named({name: getattr(self, name.replace("-", "_")) for name in VIEWS}, view or "waits")
 
     def only(self, view: str) -> RankTable:
         """One of the tables of `to_frame` as a separate result.
@@ -138,30 +137,36 @@ class Ranks(Result):
         """Name of the JSON schema of the table ``waits``."""
         return "ranks-waits"
 
-    def encode(self, form: str) -> bytes:
+    def encode(self, data_format: str) -> bytes:
         """As in `Result`; ``html`` is the page of the job, ``json`` all tables."""
-        if form == "html" and self.make_page is not None:
+        if data_format == "html":
             return self.make_page().data
-        if form != "json":
-            return super().encode(form)
-        tables = {view: self.table(view) for view in VIEWS}
-        chosen = self.select.each({view: table for view, table in tables.items() if table is not None})
+        if data_format == "json":
+            return (formats.as_json(self.to_dict(), indent=1) + "\n").encode("utf-8", "replace")
+        return super().encode(data_format)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain lists and numbers, as in JSON; missing values are None."""
+        tables = self.select.each({view: self.table(view) for view in VIEWS})
         unknown: dict[str, str] = {}
-        for view, table in chosen.items():
-            unknown |= formats.reasons(table, self.columns_of(f"ranks-{view}"))
+        for view, table in tables.items():
+            unknown |= formats.reasons(table, COLUMNS[f"ranks-{view}"])
         if self.not_replayed:
             unknown |= {name.replace("-", "_"): self.not_replayed for name in ("replay_error", *REPLAYED)}
-        answer = self.to_dict() | {
+        return {
+            **formats.schema_of("ranks"),
+            "verdict": asdict(self.verdict),
+            **{view.replace("-", "_"): formats.records(table) for view, table in tables.items()},
+            "replay_error": self.replay_error,
+            "total_wait_ns": self.total_wait_ns,
             "warnings": list(in_order(self.warnings)),
             "sources": [str(source) for source in self.sources],
             "unknown": unknown,
             "columns": {
-                view.replace("-", "_"): formats.described(table, self.columns_of(f"ranks-{view}"))
-                for view, table in chosen.items()
+                view.replace("-", "_"): formats.described(table, COLUMNS[f"ranks-{view}"])
+                for view, table in tables.items()
             },
-            **{view.replace("-", "_"): formats.records(table) for view, table in chosen.items()},
         }
-        return (formats.as_json(answer, indent=1) + "\n").encode("utf-8", "replace")
 
     @property
     def not_replayed(self) -> str | None:
@@ -171,18 +176,6 @@ class Ranks(Result):
         if not self.collectives:
             return "no collective was found on several ranks; name the captures of all ranks of a job"
         return f"{self.collectives:,} collectives are too many to replay; name the captures of fewer ranks"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The answer as plain lists and numbers; missing values are None."""
-        tables = {view.replace("-", "_"): self.table(view) for view in VIEWS}
-        return {
-            **formats.schema_of("ranks"),
-            "verdict": self.verdict.to_dict(),
-            **{name: [] if rows is None else formats.records(rows) for name, rows in tables.items()},
-            "replay_error": self.replay_error,
-            "total_wait_ns": self.total_wait_ns,
-            "warnings": list(self.warnings),
-        }
 
 
 def job_size(ranks: int, steps: int, collectives: int) -> list[str]:
@@ -196,21 +189,20 @@ _WARNED_RANKS = 8
 
 def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
     """What may be missing in a job: ranks, clocks, steps, collectives."""
-    ranks = tables.ranks
-    present = set(ranks["rank"].tolist())
-    world = max(int(ranks["world_size"].max()), max(present) + 1)
+    ranks, steps = tables.ranks, tables.step_ranges()
     warnings = []
     if tables.has_unlike_layers:
         evidence = [
-            f"{source or 'named ranges or modules'} ({listing(ranks[ranks['evidence'] == source]['rank'].tolist())})"
-            for source in sorted(set(ranks["evidence"]))
+            f"{str(source) or 'named ranges or modules'} ({listing(of_source['rank'].tolist())})"
+            for source, of_source in ranks.groupby("evidence")
         ]
         how = "without layers" if tables.has_unlike_phases else "by phase, without layers"
         warnings.append(
             f"ranks are compared {how}, because theirs are from different evidence: {', '.join(evidence)}; "
             "record all ranks alike, or read all with the same --domain and --rules"
         )
-    missing = sorted(set(range(world)) - present)
+    world = max(int(ranks["world_size"].max()), int(ranks["rank"].max()) + 1)
+    missing = sorted(set(range(world)) - set(ranks["rank"]))
     if missing:
         warnings.append(
             f"{len(missing)} of {plural(world, 'rank')} {'is' if len(missing) == 1 else 'are'} missing "
@@ -221,16 +213,34 @@ def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
     if unaligned:
         verbs = "shares no collective with the others and is/share no collective with the others and are"
         warnings.append(f"{plural(len(unaligned), 'rank', verbs)} not aligned ({listing(unaligned)})")
-    drifting = clock_table[clock_table["residual_ns"] > clocks.COARSE_NS]
-    if len(drifting):
+    drifting = clock_table[clock_table["residual_ns"] > clocks.COARSE_NS]["rank"].tolist()
+    if drifting:
         warnings.append(
             f"{plural(len(drifting), 'clock', 'is/are')} aligned to no better than {clocks.COARSE_NS / 1e6} ms "
-            f"({listing(drifting['rank'].tolist())}): shorter waits between them cannot be trusted"
+            f"({listing(drifting)}): shorter waits between them cannot be trusted"
         )
-    warnings += _of_steps(tables.step_ranges())
-    steps = tables.matched_steps()
-    matched = steps[steps["matched"]]
-    lacking = steps[~steps["matched"] & steps["step"].isin(matched["step"]) & steps["rank"].isin(matched["rank"])]
+    # ranks that started later, ended early, or recorded a different window
+    disjoint = steps[(steps["shared"] == 0) & (len(steps) > 1)]
+    if len(disjoint):
+        first = disjoint.iloc[0]
+        warnings.append(
+            f"{plural(len(disjoint), 'rank', 'has/have')} no step in common with another one "
+            f"({listing(disjoint['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}"
+            "): capture the same window of one run on every rank"
+        )
+    fewer = steps[(steps["steps"] < steps["steps"].max()) & (steps["shared"] > 0)]
+    if len(fewer):
+        first = fewer.iloc[0]
+        warnings.append(
+            f"{plural(len(fewer), 'rank', 'has/have')} fewer steps than the others ({listing(fewer['rank'].tolist())}; "
+            f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of "
+            f"{steps['steps'].max()}): its window began later or it ended early; the verdict covers the steps that "
+            "most ranks have"
+        )
+    in_steps = tables.matched_steps()
+    matched = in_steps[in_steps["matched"]]
+    lacking = in_steps[~in_steps["matched"] & in_steps["step"].isin(matched["step"])]
+    lacking = lacking[lacking["rank"].isin(matched["rank"])]
     ranges = lacking.groupby("rank")["step"].agg(["min", "max", "size"]).head(_WARNED_RANKS)
     warnings += [
         f"no collective of rank {rank} matches in {count} of the steps {first} to {last}, which other ranks have too: "
@@ -244,32 +254,4 @@ def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
     if unmatched := tables.unmatched():
         verbs = "is on one rank only and/are on one rank only and"
         warnings.append(f"{plural(unmatched, 'collective', verbs)} cannot be matched")
-    return warnings
-
-
-def _of_steps(steps: pd.DataFrame) -> list[str]:
-    """Ranks without steps that others have: they started later, ended early, or recorded a different window.
-
-    Args:
-        steps: See `nvprof_kit._trace.jobs.tables.JobTables.step_ranges`.
-    """
-    if len(steps) < 2:
-        return []
-    warnings, longest = [], int(steps["steps"].max())
-    disjoint = steps[steps["shared"] == 0]
-    if len(disjoint):
-        first = disjoint.iloc[0]
-        warnings.append(
-            f"{plural(len(disjoint), 'rank', 'has/have')} no step in common with another one "
-            f"({listing(disjoint['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}"
-            "): capture the same window of one run on every rank"
-        )
-    fewer = steps[(steps["steps"] < longest) & (steps["shared"] > 0)]
-    if len(fewer):
-        first = fewer.iloc[0]
-        warnings.append(
-            f"{plural(len(fewer), 'rank', 'has/have')} fewer steps than the others ({listing(fewer['rank'].tolist())}; "
-            f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of {longest}): its "
-            "window began later or it ended early; the verdict covers the steps that most ranks have"
-        )
     return warnings

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit.names import NO_LAYER, NO_PHASE
@@ -44,7 +45,6 @@ TOGETHER_NS = 200_000
 its receiver arrives."""
 
 _SHARES = ["instance", "late_rank", "cause", "layer", "phase", "share"]
-_PIECES = ["doing", "layer", "phase", "instance", "ns", "ops"]
 
 
 def cause_shares(
@@ -65,63 +65,72 @@ def cause_shares(
     """
     import pandas as pd
 
-    arrival, last = instances["arrival"].to_numpy(), instances["late_rank"].to_numpy()
     first_point = points.groupby("rank")["index"].size().cumsum().shift(1, fill_value=0)
-    # of each segment, the collective that runs alone, and its transfer, exposed at its end, when work beside it is done
-    collective = segments["collective"].to_numpy()
-    point = np.where(collective >= 0, first_point.reindex(segments["rank"]).to_numpy() + collective, NONE)
-    point = point.astype(np.int64)
-    instance = np.append(points["instance"].to_numpy(), NONE)[point]
-    exposed = segments.groupby(["rank", "collective"], sort=False)["ns"]
-    until = np.append(points["e"].to_numpy(), 0)[point] - (exposed.transform("sum") - exposed.cumsum()).to_numpy()
-    transfer_ns = _transfer_ns(instance, until, segments["ns"].to_numpy(), arrival)
-    segments = segments.assign(instance=instance, transfer_ns=transfer_ns)
     late_rows, peer_rows = (
         (first_point.reindex(pairs[rank]).to_numpy() + pairs[index]).to_numpy(dtype=np.int64)
         for rank, index in (("late_rank", "late_index"), ("peer", "peer_index"))
     )
+    # of each segment the collective that runs alone, which is exposed at its end, when work beside it is done
+    collective = segments["collective"].to_numpy()
+    point = np.where(collective >= 0, first_point.reindex(segments["rank"]).to_numpy() + collective, NONE)
+    instance, end = (np.append(points[name].to_numpy(), NONE)[point.astype(np.int64)] for name in ("instance", "e"))
+    exposed = segments.groupby(["rank", "collective"], sort=False)["ns"]
+    segments = segments.assign(within=instance, end_ns=end - (exposed.transform("sum") - exposed.cumsum()).to_numpy())
     since = _last_common(points, first_point, pairs, late_rows, peer_rows)
-    has_common = since[0] != NONE
-    started = np.flatnonzero(has_common)
-    pieces = []
+    started = np.flatnonzero(since[0] != NONE)
+    activity = []
     for sign, rows, common in ((1, late_rows, since[0]), (-1, peer_rows, since[1])):
-        of_side = pd.concat(
-            [_activity(points, segments, common[started], rows[started]), _queued(points, rows[started], arrival)],
-            ignore_index=True,
-        )
-        of_side[["ns", "ops"]] *= sign
-        pieces.append(of_side.assign(pair=started[of_side["pair"]]))
-    both = pd.concat(pieces, ignore_index=True)
+        pieces = _activity(points, segments, common[started], rows[started], instances["arrival"].to_numpy())
+        activity.append(pieces.assign(pair=started[pieces["pair"]], ns=sign * pieces["ns"], ops=sign * pieces["ops"]))
+    both = pd.concat(activity, ignore_index=True)
     both["kind"] = np.where(both["doing"] == "compute", "compute", both["doing"].map(_OF_DOING).fillna("communication"))
     # first by kind, then by layer within a kind: time that only moved between layers, as gaps do, does not count
-    kinds = ["pair", "kind", "instance"]
+    kinds = ["pair", "kind", "within"]
     net = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
     net = net[net > 0].reset_index()
     net["of_pair"] = net["net"] / net.groupby("pair")["net"].transform("sum")
     more = both.groupby([*kinds, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
-    more = more[more["ns"] > 0].merge(net, on=kinds)
+    more = more[more["ns"] > 0].merge(net, on=kinds).join(pairs[["instance", "late_rank"]], on="pair")
     more["share"] = more["of_pair"] * more["ns"] / more.groupby(kinds)["ns"].transform("sum")
-    direct, chained = _as_shares(more, pairs, last)
-    unknown = has_common & ~np.isin(np.arange(len(pairs)), more["pair"])
-    direct = pd.concat(
-        [direct, without_cause(pairs[~has_common], "start_up"), without_cause(pairs[unknown], "unresolved")],
-        ignore_index=True,
-    )
-    return _resolved(direct, chained, last)
+    last = instances["late_rank"].to_numpy()
+    is_analyzed = more["within"].between(0, len(last) - 1)
+    late_within = np.append(last, NONE)[more["within"].where(is_analyzed, NONE)]
+    waits, computes = more["doing"] == "communication", more["doing"] == "compute"
+    # if the late rank was also last in the other collective, its own transfer took longer; which rank was last in a
+    # collective that was not analyzed is unknown
+    is_chain = waits & is_analyzed & (more["within"] < more["instance"]) & (late_within != more["late_rank"])
+    conditions = [waits & is_analyzed, waits, computes & (more["ops"] > 0), computes]
+    more["cause"] = np.select(conditions, ["transfer", "collective", "more_kernels", "slower_kernels"], more["kind"])
+    more = more.replace({"layer": {"": NO_LAYER}, "phase": {"": NO_PHASE}})
+    unknown = pairs[~pairs.index.isin(more["pair"])]
+    cause = np.where(since[0][unknown.index] == NONE, "start_up", "unresolved")
+    direct = pd.concat([more.loc[~is_chain, _SHARES], without_cause(unknown, cause)], ignore_index=True)
+    return _resolved(direct, more[is_chain], last)
 
 
-def without_cause(pairs: pd.DataFrame, cause: str) -> pd.DataFrame:
+def without_cause(pairs: pd.DataFrame, cause: str | npt.NDArray[np.str_]) -> pd.DataFrame:
     """The shares of collectives whose cause is not resolved."""
     of_pairs = pairs[["instance", "late_rank"]]
     shares: pd.DataFrame = of_pairs.assign(cause=cause, layer=NO_LAYER, phase=NO_PHASE, share=1.0)
     return shares
 
 
-def _transfer_ns(instance: Int64Array, until: Int64Array, ns: Int64Array, arrival: Int64Array) -> Int64Array:
-    """The part of the time before a moment in which a collective moved bytes: once all its ranks have arrived."""
-    is_analyzed = (instance >= 0) & (instance < len(arrival))
-    since = np.append(arrival, 0)[np.where(is_analyzed, instance, NONE)]
-    return np.where(is_analyzed, np.clip(until - since, 0, ns), 0).astype(np.int64)
+def segment_rows(
+    segments: pd.DataFrame, rank: npt.ArrayLike, after: npt.ArrayLike, until: npt.ArrayLike
+) -> tuple[Int64Array, Int64Array]:
+    """The rows of a rank's segments after one of them and until another: the first, and the one after the last.
+
+    Args:
+        segments: The segments of ranks, by rank and segment.
+        rank: The ranks.
+        after: The segments before the first; -1 for a rank's beginning.
+        until: The last segments.
+    """
+    scale = int(segments["segment"].max()) + 2
+    key = (segments["rank"] * scale + segments["segment"]).to_numpy()
+    base = np.asarray(rank) * scale
+    low, high = (np.searchsorted(key, base + np.asarray(segment), side="right") for segment in (after, until))
+    return low, np.maximum(low, high)
 
 
 def _last_common(
@@ -163,81 +172,59 @@ def _last_common(
     return since
 
 
-def _activity(points: pd.DataFrame, segments: pd.DataFrame, since: Int64Array, until: Int64Array) -> pd.DataFrame:
-    """What devices did from a common point to the readiness for a collective, both rows of `points`, shape ``(n,)``:
-    pair (a row of these), doing, layer, phase, instance (of a collective), ns, ops.
+def _activity(
+    points: pd.DataFrame, segments: pd.DataFrame, since: Int64Array, until: Int64Array, arrival: Int64Array
+) -> pd.DataFrame:
+    """What devices did from a common point to the start of a collective, both rows of `points`, shape ``(n,)``: pair (a
+    row of these), doing, layer, phase, within (the collective that it was in, or `NONE`), ns, ops.
     """
     import pandas as pd
 
-    scale = int(segments["segment"].max()) + 2
-    key = (segments["rank"] * scale + segments["segment"]).to_numpy()
-    base = (points["rank"] * scale).to_numpy()[until]
-    low = np.searchsorted(key, base + points["end_segment"].to_numpy()[since], side="right")
-    high = np.searchsorted(key, base + points["ready_segment"].to_numpy()[until], side="right")
-    count = np.maximum(high - low, 0)
+    at, before = points.iloc[until], points.iloc[until - 1]
+    low, high = segment_rows(segments, at["rank"], points["end_segment"].to_numpy()[since], at["ready_segment"])
+    count = high - low
     rows = np.repeat(low - (np.cumsum(count) - count), count) + np.arange(count.sum())
-    pieces = segments.iloc[rows].reset_index(drop=True).assign(pair=np.repeat(np.arange(len(until)), count))
+    ready = segments.iloc[rows].assign(pair=np.repeat(np.arange(len(until)), count))
+    # from readiness to arrival: behind another collective on its stream, otherwise launch latency
+    end = before["e"].to_numpy()
+    is_behind = ((at["index"] > 0) & (end > at["a"] - at["queued_ns"])).to_numpy()
+    queued = at[["layer", "phase"]].assign(
+        pair=np.arange(len(until)),
+        doing=np.where(is_behind, "communication", "queued"),
+        within=np.where(is_behind, before["instance"], NONE),
+        end_ns=end,
+        ns=at["queued_ns"],
+        ops=0,
+    )
+    pieces = pd.concat([ready, queued], ignore_index=True)
+    within = pieces["within"].to_numpy()
     for name in ("layer", "phase"):
-        pieces[name] = pieces[name].astype(object).mask(pieces["instance"] >= 0, "")
-    moved = pieces[pieces["transfer_ns"] > 0].assign(doing="transfer", instance=NONE, ops=0)
-    moved["ns"] = moved["transfer_ns"]
-    pieces["ns"] -= pieces["transfer_ns"]
-    table: pd.DataFrame = pd.concat([pieces, moved], ignore_index=True)[["pair", *_PIECES]]
+        pieces[name] = pieces[name].astype(object).mask(within >= 0, "")
+    # a collective moves bytes once all its ranks have arrived
+    is_analyzed = (within >= 0) & (within < len(arrival))
+    all_arrived = np.append(arrival, 0)[np.where(is_analyzed, within, NONE)]
+    transfer = np.where(is_analyzed, np.clip(pieces["end_ns"] - all_arrived, 0, pieces["ns"]), 0)
+    moved = pieces.assign(doing="transfer", layer="", phase="", within=NONE, ops=0, ns=transfer)[transfer > 0]
+    pieces["ns"] -= transfer
+    columns = ["pair", "doing", "layer", "phase", "within", "ns", "ops"]
+    table: pd.DataFrame = pd.concat([pieces, moved], ignore_index=True)[columns]
     return table
-
-
-def _queued(points: pd.DataFrame, rows: Int64Array, arrival: Int64Array) -> pd.DataFrame:
-    """From readiness to arrival: behind another collective on its stream, otherwise launch latency; as `_activity`."""
-    import pandas as pd
-
-    at, before = (points.iloc[shifted].reset_index(drop=True) for shifted in (rows, rows - 1))
-    ns = at["queued_ns"]
-    behind = (at["index"] > 0) & (before["e"] > at["a"] - ns)
-    instance = before["instance"].where(behind, NONE).to_numpy(dtype=np.int64)
-    moved = _transfer_ns(instance, before["e"].to_numpy(), ns.to_numpy(), arrival)
-    queued = pd.DataFrame({"pair": np.arange(len(rows)), "instance": instance, "ns": ns - moved, "ops": 0})
-    queued["doing"] = np.where(behind, "communication", "queued")
-    for name in ("layer", "phase"):
-        queued[name] = at[name].astype(object).mask(behind, "")
-    transfer = queued.assign(doing="transfer", layer="", phase="", instance=NONE, ns=moved)
-    table: pd.DataFrame = pd.concat([queued, transfer], ignore_index=True)[["pair", *_PIECES]]
-    return table
-
-
-def _as_shares(more: pd.DataFrame, pairs: pd.DataFrame, last: Int64Array) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The excesses as shares: those with a direct cause, and those that depend on another collective's causes."""
-    pair, of = (more[name].to_numpy(dtype=np.int64) for name in ("pair", "instance"))
-    instance, late_rank = (pairs[name].to_numpy()[pair] for name in ("instance", "late_rank"))
-    waits, compute = (more["doing"] == "communication").to_numpy(), (more["doing"] == "compute").to_numpy()
-    cause = np.where(waits, "collective", more["kind"]).astype(object)
-    cause[compute] = np.where(more["ops"][compute] > 0, "more_kernels", "slower_kernels")
-    chain = waits & (of >= 0) & (of < instance)
-    # if the late rank was also last in the other collective, its own transfer took longer
-    chain &= last[np.where(chain, of, 0)] != late_rank
-    # which rank was last in a collective that was not analyzed is unknown
-    cause[waits & ~chain & (of >= 0) & (of < len(last))] = "transfer"
-    places = {
-        name: more[name].mask(more[name] == "", none) for name, none in (("layer", NO_LAYER), ("phase", NO_PHASE))
-    }
-    shares = more.assign(instance=instance, late_rank=late_rank, cause=cause, of=of, **places)
-    return shares.loc[~chain, _SHARES], shares.loc[chain, ["instance", "of", "share"]]
 
 
 def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, last: Int64Array) -> pd.DataFrame:
     """Replace every chain by the causes of the collective it leads to, which began earlier and is already resolved."""
     import pandas as pd
 
-    if not len(chained):
-        return direct
     # sums, not lists: chains meet again and again, so lists of shares would double with every collective
-    reasons: defaultdict[int, Counter[tuple[int, str, str, str]]] = defaultdict(Counter)
-    for instance, *reason, share in direct[_SHARES].itertuples(index=False):
-        reasons[int(instance)][int(reason[0]), reason[1], reason[2], reason[3]] += share
-    for instance, of, share in chained.sort_values("instance", kind="stable").itertuples(index=False):
-        earlier = reasons.get(int(of)) or {(int(last[int(of)]), "collective", NO_LAYER, NO_PHASE): 1.0}
+    causes: defaultdict[int, Counter[tuple[int, str, str, str]]] = defaultdict(Counter)
+    for instance, rank, cause, layer, phase, share in direct.itertuples(index=False):
+        causes[instance][int(rank), cause, layer, phase] += share
+    chained = chained.sort_values("instance", kind="stable")
+    for instance, within, share in chained[["instance", "within", "share"]].itertuples(index=False):
+        earlier = causes.get(within) or {(int(last[within]), "collective", NO_LAYER, NO_PHASE): 1.0}
         total = sum(earlier.values())
         for cause, weight in earlier.items():
-            reasons[int(instance)][cause] += weight / total * share
-    rows = [(instance, *cause, share) for instance, shares in reasons.items() for cause, share in shares.items()]
+            causes[instance][cause] += weight / total * share
+    rows = [(instance, *cause, share) for instance, shares in causes.items() for cause, share in shares.items()]
     table: pd.DataFrame = pd.DataFrame.from_records(rows, columns=_SHARES)
     return table

@@ -61,11 +61,15 @@ LEAST_FLOOR_NS = 2_000
 
 
 class Line(NamedTuple):
-    """A clock's correction at time ``x``: ``offset + drift * (x - at)``, times in ns."""
+    """A clock's correction at time ``x``: ``offset + drift * (x - at)``, times in ns; the deviation of the samples that
+    it was fitted to, and their number.
+    """
 
     at: float
     offset: float
     drift: float
+    residual: float = 0.0
+    matched: int = 0
 
     def apply(self, time: float) -> float:
         """The corrected time."""
@@ -73,19 +77,13 @@ class Line(NamedTuple):
 
     def inverse(self) -> Line:
         """The inverse correction."""
-        return Line(self.at + self.offset, -self.offset, -self.drift / (1 + self.drift))
+        return self._replace(at=self.at + self.offset, offset=-self.offset, drift=-self.drift / (1 + self.drift))
 
     def then(self, other: Line) -> Line:
-        """This correction followed by another."""
-        return Line(self.at, other.apply(self.apply(self.at)) - self.at, (1 + self.drift) * (1 + other.drift) - 1)
-
-
-class Fit(NamedTuple):
-    """The correction of a rank's clock to that of its communicator's first rank."""
-
-    line: Line
-    residual: float
-    matched: int
+        """This correction followed by another, as accurate as the less accurate of them."""
+        offset = other.apply(self.apply(self.at)) - self.at
+        drift = (1 + self.drift) * (1 + other.drift) - 1
+        return Line(self.at, offset, drift, max(self.residual, other.residual), self.matched)
 
 
 class Alignment(NamedTuple):
@@ -146,29 +144,26 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
 
     ranks = sorted(ranks)
     number_of_rank = {rank: number for number, rank in enumerate(ranks)}
-    fits: dict[tuple[int, int], Fit] = {}
-    for first, rank, fit in _fits(ends):
+    fits: dict[tuple[int, int], Line] = {}
+    for first, rank, line in _fits(ends):
         pair = (number_of_rank[first], number_of_rank[rank])
-        if pair not in fits or fit.residual < fits[pair].residual:
-            fits[pair] = fit
-    weights = [fit.residual + 1 for fit in fits.values()]  # no edge has the weight 0
+        if pair not in fits or line.residual < fits[pair].residual:
+            fits[pair] = line
+    weights = [line.residual + 1 for line in fits.values()]  # no edge has the weight 0
     edges = tuple(np.array(list(fits), dtype=np.int64).reshape(-1, 2).T)
     tree = minimum_spanning_tree(coo_array((weights, edges), shape=(len(ranks), len(ranks))).tocsr())
     _, islands = connected_components(tree, directed=False)
     start = int((islands == np.bincount(islands).argmax()).argmax())
-    clocks = {start: (Fit(Line(0.0, 0.0, 0.0), 0.0, 0), start)}
     order, previous = breadth_first_order(tree, start, directed=False)
+    clocks, through = {start: Line(0.0, 0.0, 0.0)}, {start: start}
     for number in order[1:].tolist():
-        through = int(previous[number])
-        fit = fits.get((through, number)) or fits[number, through]
-        to_through = fit.line if (through, number) in fits else fit.line.inverse()
-        reference = clocks[through][0]
-        residual = max(fit.residual, reference.residual)
-        clocks[number] = (Fit(to_through.then(reference.line), residual, fit.matched), through)
+        through[number] = int(previous[number])
+        pair = (through[number], number)
+        to_through = fits[pair] if pair in fits else fits[pair[::-1]].inverse()
+        clocks[number] = to_through.then(clocks[through[number]])
     rows = [
-        (rank, round(line.offset), line.drift * 1e6, residual, matched, round(line.at), ranks[through])
-        for number, ((line, residual, matched), through) in clocks.items()
-        for rank in (ranks[number],)
+        (ranks[number], round(offset), drift * 1e6, residual, matched, round(at), ranks[through[number]])
+        for number, (at, offset, drift, residual, matched) in clocks.items()
     ]
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS)).set_index("rank").reindex(ranks)
     kinds = {"offset_ns": "Int64", "through": "Int64", "at_ns": "int64", "matched": "int64"}
@@ -176,7 +171,7 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
     return typed
 
 
-def _fits(ends: pd.DataFrame) -> list[tuple[int, int, Fit]]:
+def _fits(ends: pd.DataFrame) -> list[tuple[int, int, Line]]:
     """The fits of each communicator: its first rank, another rank, and the correction to the first rank's clock."""
     if ends["symmetric"].any():
         # a rank that only sends ends before the others: ignore those if the communicator has symmetric collectives
@@ -199,30 +194,28 @@ def _fits(ends: pd.DataFrame) -> list[tuple[int, int, Fit]]:
     ]
 
 
-def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> Fit:
+def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> Line:
     """The correction that maps a rank's ends to the first rank's."""
     at = int(own_ends[0])
     offsets = (base - own_ends).astype(np.float64)
+    constant = _through(at, offsets, 0.0)
+    if len(own_ends) < ENOUGH:
+        return constant
+    # through the medians of the first and the last third, refined on the residuals
+    elapsed = (own_ends - at).astype(np.float64)
+    third, slope = len(elapsed) // 3, 0.0
+    run = float(np.median(elapsed[-third:]) - np.median(elapsed[:third]))
+    for _ in range(3 if run > 0 else 0):
+        residuals = offsets - slope * elapsed
+        slope += float(np.median(residuals[-third:]) - np.median(residuals[:third])) / run
+    sloped = _through(at, offsets - slope * elapsed, slope)
+    return sloped if sloped.residual < 0.7 * constant.residual and abs(slope) <= FASTEST else constant
+
+
+def _through(at: int, offsets: npt.NDArray[np.float64], slope: float) -> Line:
+    """The line through the median of the offsets, from which the slope is subtracted."""
     level = float(np.median(offsets))
-    spread = _deviation(offsets - level)
-    if len(own_ends) >= ENOUGH:
-        # through the medians of the first and the last third, refined on the residuals
-        elapsed = (own_ends - at).astype(np.float64)
-        third, slope = len(elapsed) // 3, 0.0
-        run = float(np.median(elapsed[-third:]) - np.median(elapsed[:third]))
-        for _ in range(3 if run > 0 else 0):
-            residuals = offsets - slope * elapsed
-            slope += float(np.median(residuals[-third:]) - np.median(residuals[:third])) / run
-        without_drift = offsets - slope * elapsed
-        start = float(np.median(without_drift))
-        sloped = _deviation(without_drift - start)
-        if sloped < 0.7 * spread and abs(slope) <= FASTEST:
-            return Fit(Line(at, start, slope), sloped, len(own_ends))
-    return Fit(Line(at, level, 0.0), spread, len(own_ends))
-
-
-def _deviation(residuals: npt.NDArray[np.float64]) -> float:
-    return float(1.4826 * np.median(np.abs(residuals)))
+    return Line(at, level, slope, float(1.4826 * np.median(np.abs(offsets - level))), len(offsets))
 
 
 def _by_time(members: pd.DataFrame, floor: int) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from itertools import pairwise
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,16 +82,16 @@ def communications(
     ops = rows[comm_ops]
     owner = kernels_of_calls(trace, ops)
     size, group_size = messages(trace, ops, owner)
-    calls = _calls(trace, ops, owner)
+    calls = _calls(trace, owner, len(ops))
     kind = _kinds(trace, host, ops)
-    kind = np.where(np.isin(kind, ("SendRecv", "")) & (calls.kind != ""), calls.kind, kind)
+    kind = np.where(np.isin(kind, ("SendRecv", "")) & (calls["kind"] != ""), calls["kind"], kind)
     # by first use
     stream = pd.factorize(trace.ops["stream"].to_numpy()[ops])[0]
     streams = np.array([f"stream {number}" for number in range(int(stream.max(initial=-1)) + 1)], dtype=object)[stream]
     partners, direction = _passing(rank, calls, owner, trace)
-    comm = np.where(calls.communicator != "", calls.communicator, streams) + partners
+    comm = np.where(calls["communicator"] != "", calls["communicator"], streams) + partners
     # a communicator with duplicates counts something else
-    sequence = pd.DataFrame({"comm": comm, "sequence": calls.sequence})
+    sequence = pd.DataFrame({"comm": comm, "sequence": calls["sequence"]})
     duplicated = sequence.duplicated() & (sequence["sequence"] >= 0)
     is_numbered = (partners == "") & ~np.isin(comm, comm[duplicated])
     table = pd.DataFrame(
@@ -99,9 +99,9 @@ def communications(
             "index": np.arange(len(ops)),
             "comm": comm,
             "stream": stream,
-            "group": calls.group,
-            "operation": calls.operation,
-            "sequence": np.where(is_numbered, calls.sequence, NONE),
+            "group": calls["group"],
+            "operation": calls["operation"],
+            "sequence": np.where(is_numbered, calls["sequence"], NONE),
             "step": step[comm_ops],
             "kind": kind,
             "bytes": size,
@@ -136,75 +136,61 @@ def _kinds(trace: Trace, host: HostCalls, ops: Int64Array) -> npt.NDArray[Any]:
     return kind_of_ops
 
 
-class _Calls(NamedTuple):
-    """Values from the calls of each kernel: '' and -1 without a call, and kind `SendRecv` if several calls differ."""
+def _calls(trace: Trace, owner: Int64Array, kernels: int) -> pd.DataFrame:
+    """Values from the calls of each kernel, by kernel: kind (`SendRecv` if its calls differ), communicator, group,
+    sequence, operation; '' and `NONE` without a call.
+    """
+    import pandas as pd
 
-    kind: npt.NDArray[Any]
-    communicator: npt.NDArray[Any]
-    group: npt.NDArray[Any]
-    sequence: Int64Array
-    operation: Int64Array
-
-
-def _calls(trace: Trace, ops: Int64Array, owner: Int64Array) -> _Calls:
-    nothing = np.full(len(ops), "", dtype=object)
-    unknown = np.full(len(ops), NONE, dtype=np.int64)
-    columns = _Calls(nothing.copy(), nothing.copy(), nothing.copy(), unknown.copy(), unknown)
-    calls = trace.collectives
-    if calls is None or not len(calls) or not len(ops):
-        return columns
-    rows = np.flatnonzero(owner >= 0)
-    names = {name: kind_of(name) for name in calls["call"].cat.categories}
-    kind = np.array([names[name] for name in calls["call"].astype(str).tolist()], dtype=object)
-    named = rows[kind[rows] != ""]
-    columns.kind[owner[named]] = kind[named]
-    differing = named[columns.kind[owner[named]] != kind[named]]
-    columns.kind[owner[differing]] = "SendRecv"
+    values: dict[str, Any] = {"kind": "", "communicator": "", "group": "", "sequence": NONE, "operation": NONE}
+    table: pd.DataFrame = pd.DataFrame(values, index=pd.RangeIndex(kernels))
+    if trace.collectives is None or not (owner >= 0).any():
+        return table
+    calls = trace.collectives.assign(kernel=owner)[owner >= 0]
+    calls["kind"] = calls["call"].map({name: kind_of(name) for name in calls["call"].cat.categories}).astype(object)
+    of_kernel = calls[calls["kind"] != ""].groupby("kernel")["kind"]
+    found = {"kind": of_kernel.first().where(of_kernel.nunique() == 1, "SendRecv")}
     if "communicator" in calls:
-        columns.communicator[owner[rows]] = np.asarray(calls["communicator"].astype(str), dtype=object)[rows]
-        columns.sequence[owner[rows]] = calls["sequence"].to_numpy()[rows]
+        found |= {name: calls.groupby("kernel")[name].last() for name in ("communicator", "sequence")}
     if "description" in calls:
-        columns.group[owner[rows]] = np.asarray(calls["description"].astype(str), dtype=object)[rows]
+        found["group"] = calls.groupby("kernel")["description"].last()
     if "operation" in calls:
         # the id of a kernel's operation, or one id for a set of several, the same on every rank
-        operation = calls["operation"].to_numpy()
-        matched = rows[operation[rows] >= 0]
-        matched = matched[np.lexsort((operation[matched], owner[matched]))]
-        bounds = np.append(np.flatnonzero(np.diff(owner[matched], prepend=-1)), len(matched)).tolist()
-        for start, end in pairwise(bounds):
-            operations = np.unique(operation[matched[start:end]])
-            digest = hashlib.blake2b(operations.astype("<i8").tobytes(), digest_size=8).digest()
-            number = operations[0] if len(operations) == 1 else int.from_bytes(digest, "little") >> 1
-            columns.operation[owner[matched[start]]] = number
-    return columns
+        operations = calls[calls["operation"] >= 0].sort_values("operation").groupby("kernel")["operation"]
+        found["operation"], several = operations.first(), operations.nunique() > 1
+        for kernel in several.index[several]:
+            ids = operations.get_group(kernel).unique().astype("<i8")
+            digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
+            found["operation"][kernel] = int.from_bytes(digest, "little") >> 1
+    for name, column in found.items():
+        table[name] = column.astype(table[name].dtype).reindex(table.index, fill_value=values[name])
+    return table
 
 
-def _passing(rank: int, calls: _Calls, owner: Int64Array, trace: Trace) -> tuple[npt.NDArray[Any], Int64Array]:
+def _passing(rank: int, calls: pd.DataFrame, owner: Int64Array, trace: Trace) -> tuple[npt.NDArray[Any], Int64Array]:
     """The ranks between which each kernel passes messages, if known, as the same text on both: `` 0 <-> 1``, else '';
     and the direction: 0 to the higher rank, 1 to the lower, 2 both.
 
     A communicator's sends and receives have no common order on its ranks, but those from one rank to another have.
     """
-    partner_names: npt.NDArray[Any] = np.full(len(calls.kind), "", dtype=object)
-    direction = np.zeros(len(partner_names), dtype=np.int64)
-    point = np.isin(calls.kind, _POINT_TO_POINT) & (calls.communicator != "")
-    table = trace.collectives
-    if table is None or "peers" not in table or not point.any():
+    partner_names: npt.NDArray[Any] = np.full(len(calls), "", dtype=object)
+    direction = np.zeros(len(calls), dtype=np.int64)
+    passes = (calls["kind"].isin(_POINT_TO_POINT) & (calls["communicator"] != "")).to_numpy()
+    if trace.collectives is None or "peers" not in trace.collectives:
         return partner_names, direction
-    rows = np.flatnonzero((owner >= 0) & point[owner])
-    names, peers = (table[name].astype(str).to_numpy()[rows].tolist() for name in ("call", "peers"))
-    pairs: dict[int, set[tuple[int, int]]] = {}
-    for kernel, name, peer in zip(owner[rows].tolist(), names, peers, strict=True):
+    rows = np.flatnonzero((owner >= 0) & np.append(passes, False)[owner])
+    pairs: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+    messages = trace.collectives.iloc[rows][["call", "peers"]].astype(str)
+    for kernel, name, peer in zip(owner[rows].tolist(), messages["call"], messages["peers"], strict=True):
         kind = kind_of(name)
-        if peer.isdecimal() and kind in ("Send", "Recv"):
-            pairs.setdefault(kernel, set()).add((rank, int(peer)) if kind == "Send" else (int(peer), rank))
-        else:
-            pairs.setdefault(kernel, set()).add((NONE, NONE))
+        is_known = peer.isdecimal() and kind in ("Send", "Recv")
+        ranks = (rank, int(peer)) if is_known else (NONE, NONE)
+        pairs[kernel].add(ranks if kind == "Send" else ranks[::-1])
     for kernel, passed in pairs.items():
-        ranks = sorted({member for pair in passed for member in pair})
-        if ranks[0] != NONE and len(ranks) == 2:
-            partner_names[kernel] = f" {ranks[0]} <-> {ranks[1]}"
-            direction[kernel] = 2 if len(passed) == 2 else next(iter(passed)) != tuple(ranks)
-        elif ranks[0] != NONE:  # several peers, or itself
+        members = sorted({member for pair in passed for member in pair})
+        if members[0] != NONE and len(members) == 2:
+            partner_names[kernel] = f" {members[0]} <-> {members[1]}"
+            direction[kernel] = 2 if len(passed) == 2 else next(iter(passed)) != tuple(members)
+        elif members[0] != NONE:  # several peers, or itself
             partner_names[kernel] = f" {rank} <-> several"
     return partner_names, direction

@@ -302,17 +302,19 @@ def listed_groups(mark_of_rank: Mapping[int, str], ranks: Iterable[int] = ()) ->
         ranks: All ranks; those without a mark are in the groups that others list.
     """
     of = {rank: tuple(parse_groups(text)) for rank, text in sorted(mark_of_rank.items())}
-    group_of_name: dict[str, GroupName] = {}
-    members: dict[str, set[int]] = {}
-    contradicting: set[int] = set()
+    by_name: dict[str, dict[int, GroupName]] = {}
     for rank, groups in of.items():
         for group in groups:
-            first = group_of_name.setdefault(group.name, group)
-            if first.ranks is not group.ranks and first.ranks != group.ranks:
-                contradicting.add(rank)
-            members.setdefault(group.name, set()).add(rank)
-    for group in group_of_name.values():
-        contradicting |= members[group.name].difference(group.ranks)
+            by_name.setdefault(group.name, {})[rank] = group
+    contradicting: set[int] = set()
+    for group_of_rank in by_name.values():
+        ranks_of_first = next(iter(group_of_rank.values())).ranks
+        contradicting |= group_of_rank.keys() - set(ranks_of_first)
+        contradicting |= {
+            rank
+            for rank, group in group_of_rank.items()
+            if group.ranks is not ranks_of_first and group.ranks != ranks_of_first
+        }
     if contradicting:
         return ListedGroups(
             warnings=(
@@ -321,9 +323,10 @@ def listed_groups(mark_of_rank: Mapping[int, str], ranks: Iterable[int] = ()) ->
                 "captures of one run?",
             )
         )
-    without = set(ranks).difference(mark_of_rank)
-    for group in group_of_name.values() if without else ():
-        for rank in without.intersection(group.ranks):
+    without_mark = set(ranks).difference(mark_of_rank)
+    for group_of_rank in by_name.values() if without_mark else ():
+        group = next(iter(group_of_rank.values()))
+        for rank in without_mark.intersection(group.ranks):
             of[rank] = (*of.get(rank, ()), group)
     return ListedGroups({rank: groups for rank, groups in of.items() if groups})
 
@@ -342,30 +345,23 @@ def listed_parts(ends: pd.DataFrame, marked_groups: ListedGroups, members: pd.Da
     ranks_of_comm = {str(comm): sorted(map(int, ranks)) for comm, ranks in members.groupby("comm")["rank"]}
     for comm, comm_ends in ends.groupby("comm"):
         ranks, moved, _ = movements(comm_ends)
-        size = comm_ends.groupby("rank")["size"].max().reindex(ranks).to_numpy()
+        size = comm_ends.groupby("rank")["size"].max()
+        is_pair = np.triu(np.isfinite(moved), 1)
         fits = []
         for groups in marked_groups.partitions(ranks_of_comm[str(comm)]):
-            first = {
-                name: min(group.ranks)
-                for name, group in {candidate.name: candidate for candidate in groups.values()}.items()
-            }
-            part_of = {rank: first[group.name] for rank, group in groups.items()}
-            parts = np.array([part_of[rank] for rank in ranks])
-            upper = np.triu(np.isfinite(moved), 1)
-            inside = parts[:, None] == parts[None, :]
-            within, across = moved[upper & inside], moved[upper & ~inside]
-            fitting = all(
-                candidate <= 0 or candidate == len(groups[rank].ranks)
-                for rank, candidate in zip(ranks, size, strict=True)
-            )
-            if len(within) and fitting:
+            parts = np.array([min(groups[rank].ranks) for rank in ranks])
+            is_inside = parts[:, None] == parts[None, :]
+            within, across = moved[is_pair & is_inside], moved[is_pair & ~is_inside]
+            if len(within) and all(size[rank] in (0, -1, len(groups[rank].ranks)) for rank in ranks):
                 median_across = float(np.median(across)) if len(across) else np.inf
-                fits.append((float(np.median(within)), median_across, len(first), part_of))
-        close = max(LEAST_NS, CLOSE_TIMES * min((fit[0] for fit in fits), default=0.0))
+                fits.append((float(np.median(within)), median_across, groups))
+        close = max(LEAST_NS, CLOSE_TIMES * min((within for within, *_ in fits), default=0.0))
         close = min(close, max(LEAST_NS, TIMES * float(moved.min())))
-        fits = sorted((fit for fit in fits if fit[0] <= close), key=lambda fit: fit[2])
-        if fits and fits[0][0] <= APART_SHARE * fits[0][1]:
-            rows += [(str(comm), rank, number) for rank, number in fits[0][3].items()]
+        close_fits = [fit for fit in fits if fit[0] <= close]
+        if close_fits:
+            within, across, groups = min(close_fits, key=lambda fit: len({group.name for group in fit[2].values()}))
+            if within <= APART_SHARE * across:
+                rows += [(str(comm), rank, min(group.ranks)) for rank, group in groups.items()]
     return part_table(rows)
 
 

@@ -20,7 +20,7 @@ from nvprof_kit._analysis.breakdown.devices import idle as idle_causes
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.kernels.classes import classify
 from nvprof_kit._ranks.communication import PASSING, communications
-from nvprof_kit._trace.jobs.schema import TABLES, RankMap
+from nvprof_kit._trace.jobs.schema import RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import Category
@@ -115,13 +115,9 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     )
     window = of_device[np.searchsorted(windows.start[of_device], gap_start, side="right") - 1]
     gaps = idle_causes(trace, attribution, windows, Gaps(window, gap_start, gap_end), host).gaps
-    process = windows.devices[device].pid
-    in_step = of_device[windows.in_step[of_device]]
-    inside = in_step[np.searchsorted(windows.start[in_step], lane.start, side="right") - 1] if len(in_step) else None
-    step = np.full(len(lane.start), NONE, dtype=np.int64)
-    if inside is not None:
-        is_inside = (windows.start[inside] <= lane.start) & (lane.start < windows.end[inside])
-        step = np.where(is_inside, windows.step[inside], NONE)
+    inside = of_device[np.searchsorted(windows.start[of_device], lane.start, side="right") - 1]
+    is_in_step = windows.in_step[inside] & (windows.start[inside] <= lane.start) & (lane.start < windows.end[inside])
+    step = np.where(is_in_step, windows.step[inside], NONE)
     segment = np.searchsorted(cuts, lane.start, side="right")
     segments = _segments(ops, lane, segment=segment, step=step, gaps=gaps, gap=gap, collectives=comm.ops)
 
@@ -142,16 +138,17 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     named = ~comm.table["comm"].str.startswith("stream ")
     numbered = (comm.table["sequence"] >= 0)[named & ~comm.table["comm"].str.contains(PASSING, regex=True)]
     identified = {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
+    in_step = of_device[windows.in_step[of_device]]
     instances = windows.instance[in_step]
     step_times = {"step": windows.step[in_step], "start_ns": windows.start[in_step], "end_ns": windows.end[in_step]}
-    step_times |= _host_times(trace, attribution, process, instances)
+    step_times |= _host_times(trace, attribution, windows.devices[device].pid, instances)
     is_shown = choose_steps(trace, attribution).shown[instances]
     return RankMap(
-        ranks=_ordered("ranks", pd.DataFrame([{"rank": rank, **facts, **identified}])),
-        collectives=_ordered("collectives", collectives),
-        segments=_ordered("segments", segments.assign(rank=rank)),
-        layers=_ordered("layers", _layers(ops, segments).assign(rank=rank)),
-        steps=_ordered("steps", pd.DataFrame(step_times).assign(rank=rank, warm_up=~is_shown)),
+        ranks=pd.DataFrame([{"rank": rank, **facts, **identified}]),
+        collectives=collectives,
+        segments=segments.assign(rank=rank),
+        layers=_layers(ops, segments).assign(rank=rank),
+        steps=pd.DataFrame(step_times).assign(rank=rank, warm_up=~is_shown),
     )
 
 
@@ -293,19 +290,6 @@ def _layers(ops: _Operations, segments: pd.DataFrame) -> pd.DataFrame:
     work, idling = (table.groupby(keys, observed=True).sum() for table in (owners, idle))
     layers: pd.DataFrame = work.join(idling, how="outer").fillna(0).astype("int64").reset_index()
     return layers
-
-
-def _ordered(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Select the columns of the schema, with their types."""
-    import pandas as pd
-
-    columns = {
-        # names stay codes: as text, millions of them take longer than all else
-        name: frame[name] if isinstance(frame[name].dtype, pd.CategoricalDtype) else frame[name].to_numpy(column.dtype)
-        for name, column in TABLES[table].items()
-    }
-    ordered: pd.DataFrame = pd.DataFrame(columns, copy=False)
-    return ordered
 
 
 # ---------------------------------------------------------------- what held the host up

@@ -14,7 +14,6 @@ any other rank of that stage do. The rest is left unmatched and counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -90,13 +89,14 @@ def pair_messages(
     """
     messages = messages.sort_values(["rank", "end_ns"], kind="stable", ignore_index=True)
     order = sorted({stages.get(rank, 0) for rank in set(messages["rank"].tolist())})
-    chains: list[list[_Fit]] = [[]]
+    chains: list[list[_Match]] = [[]]
     if len(order) > 1 and order == list(range(order[0], order[-1] + 1)):
         chains = [_chain(messages, stages, way, may_pass) for way in (order, order[::-1])]
     pair, partner = np.zeros(len(messages), dtype=np.int64), np.arange(len(messages))
-    for number, fit in enumerate(max(chains, key=lambda chain: sum(len(fit.rows) for fit in chain)), 1):
-        pair[fit.rows] = pair[fit.partners] = number
-        partner[fit.partners] = fit.rows
+    longest = max(chains, key=lambda chain: sum(len(match.rows) for match in chain))
+    for number, match in enumerate(longest, 1):
+        pair[match.rows] = pair[match.partners] = number
+        partner[match.partners] = match.rows
     return numbered(messages, "by time they fit no rank or several", pair, partner)
 
 
@@ -162,10 +162,18 @@ class _Side(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """An assignment of the messages of two ranks: mean cost, clock offset, rows, and steps without an assignment."""
+    """An assignment of messages of two ranks: mean cost, clock offset, and rows."""
 
     cost: float
     offset: int
+    rows: Ints
+    partners: Ints
+
+
+class _Match(NamedTuple):
+    """The rank whose messages fit those of another, the rows of both, and the steps in which they do not fit."""
+
+    rank: int
     rows: Ints
     partners: Ints
     broken: set[int]
@@ -173,70 +181,63 @@ class _Fit(NamedTuple):
 
 def _chain(
     messages: pd.DataFrame, stages: Mapping[int, int], order: list[int], may_pass: Callable[[int, int], bool]
-) -> list[_Fit]:
+) -> list[_Match]:
     """Match stage by stage in this order; ends where a stage's messages do not fit."""
     times = [messages[name].to_numpy() for name in ("start_ns", "end_ns", "bytes")]
     rows_of: dict[int, dict[tuple[int, str], Ints]] = {}
     for (rank, step, kind), of_key in messages.groupby(["rank", "step", "kind"], observed=True):
         rows_of.setdefault(int(str(rank)), {})[int(str(step)), str(kind)] = of_key.index.to_numpy()
     sides = {rank: _Side(of_rank, *times) for rank, of_rank in rows_of.items()}
-    broken: dict[int, set[int]] = {rank: set() for rank in sides}
-    members = {stage: [rank for rank in sorted(sides) if stages.get(rank, 0) == stage] for stage in order}
-    fits: list[_Fit] = []
-    for stage, following in pairwise(order):
-        candidates = {rank: [other for other in members[following] if may_pass(rank, other)] for rank in members[stage]}
-        if sum(map(len, candidates.values())) > TRIED_PAIRS:
+    ranks = [rank for rank in sorted(sides) if stages.get(rank, 0) == order[0]]
+    chain: list[_Match] = []
+    for stage in order[1:]:
+        members = [rank for rank in sorted(sides) if stages.get(rank, 0) == stage]
+        candidates = [{other: sides[other] for other in members if may_pass(rank, other)} for rank in ranks]
+        if sum(map(len, candidates)) > TRIED_PAIRS:
             break
-        matches = {rank: _best(sides, broken, rank, of_rank) for rank, of_rank in candidates.items()}
-        partners = [match[0] for match in matches.values() if match]
-        if len(set(partners)) < len(partners) or not partners:
+        matches = [
+            match for rank, others in zip(ranks, candidates, strict=True) if (match := _best(sides[rank], others))
+        ]
+        ranks = sorted({match.rank for match in matches})
+        if not matches or len(ranks) < len(matches):
             break
-        for partner, fit in filter(None, matches.values()):
-            fits.append(fit)
-            broken[partner] |= fit.broken
-            sides[partner] = sides[partner].without(fit.partners, fit.broken)
-        members[following] = sorted(partners)
-    return fits
+        chain += matches
+        for match in matches:
+            sides[match.rank] = sides[match.rank].without(match.partners, match.broken)
+    return chain
 
 
-def _best(
-    sides: Mapping[int, _Side], broken: Mapping[int, set[int]], rank: int, candidates: list[int]
-) -> tuple[int, _Fit] | None:
-    """The rank whose messages fit those of `rank`, and how; None if none or several do."""
+def _best(first: _Side, candidates: Mapping[int, _Side]) -> _Match | None:
+    """The rank whose messages fit those of a rank, and how; None if none or several do."""
+    steps = sorted({step for step, _ in first.of})
+    middle = max(len(steps) - TRIED_STEPS, 0) // 2
     fits: list[tuple[float, float, int, int]] = []  # the cost, that of another assignment, the rank and its offset
-    for candidate in candidates:
-        steps = sorted({step for step, _ in sides[rank].of} - broken[rank] - broken[candidate])
-        tried = _tried(sides[rank], sides[candidate], steps[_middle(steps) :][:TRIED_STEPS])
+    for rank, side in candidates.items():
+        tried = _tried(first, side, steps[middle:][:TRIED_STEPS])
+        different = [
+            fit.cost
+            for fit in tried
+            if not (np.array_equal(fit.rows, tried[0].rows) and np.array_equal(fit.partners, tried[0].partners))
+        ]
         if tried:
-            different = (
-                fit.cost
-                for fit in tried
-                if not (np.array_equal(fit.rows, tried[0].rows) and np.array_equal(fit.partners, tried[0].partners))
-            )
-            fits.append((tried[0].cost, min(different, default=np.inf), candidate, tried[0].offset))
+            fits.append((tried[0].cost, min(different, default=np.inf), rank, tried[0].offset))
     if not fits:
         return None
     (cost, rival, partner, best_offset), *rivals = sorted(fits)
     if cost > FIT_NS or min([rival, *(other[0] for other in rivals)]) < CLEARER * cost:
         return None
     # assign the messages of all steps; from step to step, the offset follows the clocks' drift
-    steps = sorted({step for step, _ in sides[rank].of} - broken[rank] - broken[partner])
-    rows, partners, without = [_NONE], [_NONE], set()
-    for direction in (steps[_middle(steps) :], steps[: _middle(steps)][::-1]):
+    rows, partners, broken = [_NONE], [_NONE], set()
+    for direction in (steps[middle:], steps[:middle][::-1]):
         offset = best_offset
         for step in direction:
-            fit = _assigned(sides[rank], sides[partner], [step], offset)
+            fit = _assigned(first, candidates[partner], [step], offset)
             if len(fit.rows) and fit.cost <= FIT_NS:
                 rows, partners, offset = [*rows, fit.rows], [*partners, fit.partners], fit.offset
             else:
-                without.add(step)
-    assignment = _Fit(cost, best_offset, np.concatenate(rows), np.concatenate(partners), without)
-    return (partner, assignment) if len(assignment.rows) else None
-
-
-def _middle(steps: list[int]) -> int:
-    """Where the steps to try begin."""
-    return max(len(steps) - TRIED_STEPS, 0) // 2
+                broken.add(step)
+    match = _Match(partner, np.concatenate(rows), np.concatenate(partners), broken)
+    return match if len(match.rows) else None
 
 
 def _tried(first: _Side, second: _Side, steps: list[int]) -> list[_Fit]:
@@ -263,11 +264,10 @@ def _tried(first: _Side, second: _Side, steps: list[int]) -> list[_Fit]:
 
 def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fit:
     """The cheapest assignment of all messages of the first rank with this offset; steps without one are left out."""
-    rows, partners, costs, broken = [_NONE], [_NONE], [0.0], set()
+    rows, partners, costs = [_NONE], [_NONE], [0.0]
     for step in steps:
         pairs = first.counterparts(second, step)
         if any(len(first_rows) > len(its) for first_rows, its, _ in pairs):
-            broken.add(step)
             continue
         for first_rows, its, kind in pairs:
             cost = first.costs(second, first_rows, its, kind, offset)
@@ -278,8 +278,7 @@ def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fi
     distance = first.end[all_rows] - second.end[all_partners]
     close = distance[np.abs(distance - offset) <= FIT_NS]
     better = int(np.median(close)) if len(close) else offset
-    mean = sum(costs) / len(all_rows) if len(all_rows) else np.inf
-    return _Fit(mean, better, all_rows, all_partners, broken)
+    return _Fit(sum(costs) / len(all_rows) if len(all_rows) else np.inf, better, all_rows, all_partners)
 
 
 def _in_order(cost: npt.NDArray[np.float64]) -> Ints:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._ranks.causes import segment_rows
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE
@@ -46,16 +47,17 @@ WHAT_IF_COLUMNS: Columns = {
 
 @dataclass(frozen=True)
 class Graph:
-    """Members of matched collectives, by time; shape ``(m,)`` each.
+    """Members of matched collectives, by rank and index; shape ``(m,)`` each.
 
     Attributes:
-        rank, instance, step, a, e: Rank, collective, step, aligned start and end of each member.
+        rank, instance, step, a, e: Rank, collective (a row of `instances`), step, aligned start and end of each member.
         ready: When it could have begun without the previous collective.
         gate: The member whose end last gated the rank before `ready`, or `NONE`.
         before: The previous member in its communicator that ended before it began, or `NONE`.
         low, high: The rank's rows of `segments` between gate and readiness.
+        members_of: The members of each collective.
         segments: Segments of all ranks, by rank and segment.
-        order: The collectives by last arrival, as slices of `by_instance`.
+        instances: The collectives by last arrival.
     """
 
     rank: Int64Array
@@ -68,8 +70,9 @@ class Graph:
     before: Int64Array
     low: Int64Array
     high: Int64Array
+    members_of: list[Int64Array]
     segments: pd.DataFrame
-    order: list[Int64Array]
+    instances: pd.DataFrame
 
 
 def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame) -> Graph:
@@ -80,79 +83,81 @@ def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame)
         segments: See `nvprof_kit._trace.jobs.tables.JobTables.segments`, of all ranks.
         instances: See `nvprof_kit._trace.jobs.tables.JobTables.instances`, all.
     """
-    in_order = instances.sort_values("arrival", kind="stable", ignore_index=True)
-    in_order["instance"] = np.arange(len(in_order))
-    members = points.drop(columns="step", errors="ignore").merge(
-        in_order[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"]
-    )
+    import pandas as pd
+
+    instances = instances.sort_values("arrival", kind="stable", ignore_index=True).reset_index(names="instance")
+    columns = ["rank", "index", "c", "s", "k", "a", "e", "queued_ns", "gates", "ready_segment", "end_segment"]
+    members = points[columns].merge(instances[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"])
     members = members.sort_values(["rank", "index"], kind="stable", ignore_index=True)
-    rank, a, e = (members[name].to_numpy() for name in ("rank", "a", "e"))
-    ready = a - members["queued_ns"].to_numpy()
-    gate, before = np.full(len(a), NONE, dtype=np.int64), np.full(len(a), NONE, dtype=np.int64)
-    low, high = np.zeros(len(a), dtype=np.int64), np.zeros(len(a), dtype=np.int64)
-    at_rank, at_segment = segments["rank"].to_numpy(), segments["segment"].to_numpy()
-    for number in np.unique(rank).tolist():
-        of_rank = np.flatnonzero(rank == number)
-        gates = of_rank[members["gates"].to_numpy()[of_rank]]
-        gates = gates[np.argsort(e[gates], kind="stable")]
-        last_gate = np.searchsorted(e[gates], ready[of_rank], side="right") - 1
-        gate[of_rank] = np.where(last_gate >= 0, np.append(gates, NONE)[last_gate], NONE)
-        rows = np.flatnonzero(at_rank == number)
-        base = int(rows[0]) if len(rows) else 0
-        since = np.where(gate[of_rank] >= 0, members["end_segment"].to_numpy()[gate[of_rank]], NONE)
-        low[of_rank] = base + np.searchsorted(at_segment[rows], since, side="right")
-        until = members["ready_segment"].to_numpy()[of_rank]
-        high[of_rank] = np.maximum(base + np.searchsorted(at_segment[rows], until, side="right"), low[of_rank])
-    positions = np.arange(len(a))
-    last = members.assign(place=positions).groupby(["rank", "c"], sort=False)["place"].shift(1)
-    before = last.fillna(NONE).astype("int64").to_numpy()
-    before = np.where((before >= 0) & (e[before] <= a), before, NONE)
-    instance = members["instance"].to_numpy()
+    members = members.assign(ready=members["a"] - members["queued_ns"], member=members.index)
+    gates = members[members["gates"]].rename(columns={"member": "gate"}).sort_values("e", kind="stable")
+    gated = pd.merge_asof(
+        members.sort_values("ready", kind="stable")[["rank", "ready", "member"]],
+        gates[["rank", "e", "gate"]],
+        left_on="ready",
+        right_on="e",
+        by="rank",
+    ).set_index("member")
+    gate = gated["gate"].sort_index().fillna(NONE).to_numpy(dtype=np.int64)
+    end_segment = np.append(members["end_segment"].to_numpy(), NONE)
+    low, high = segment_rows(segments, members["rank"], end_segment[gate], members["ready_segment"])
+    a, e, instance = (members[name].to_numpy() for name in ("a", "e", "instance"))
+    before = members.groupby(["rank", "c"], sort=False)["member"].shift(1, fill_value=NONE).to_numpy()
     by_instance = np.argsort(instance, kind="stable")
-    order = np.split(by_instance, np.flatnonzero(np.diff(instance[by_instance])) + 1)
-    step = members["step"].to_numpy()
-    return Graph(rank, instance, step, a, e, ready, gate, before, low, high, segments, order)
+    return Graph(
+        rank=members["rank"].to_numpy(),
+        instance=instance,
+        step=members["step"].to_numpy(),
+        a=a,
+        e=e,
+        ready=members["ready"].to_numpy(),
+        gate=gate,
+        before=np.where((before >= 0) & (e[before] <= a), before, NONE),
+        low=low,
+        high=high,
+        members_of=np.split(by_instance, np.flatnonzero(np.diff(instance[by_instance])) + 1),
+        segments=segments,
+        instances=instances,
+    )
 
 
-def replay(graph: Graph, cut: Int64Array | None = None, quicker: Int64Array | None = None) -> Int64Array:
+def replay(graph: Graph, cut: Int64Array | int = 0, quicker: Int64Array | int = 0) -> Int64Array:
     """Replay the graph; returns the end of each member, shape ``(m,)``.
 
     Args:
         graph: The graph.
-        cut: Reduction of each member's work between its gate and readiness, in ns; None for no change.
+        cut: Reduction of each member's work between its gate and readiness, in ns.
         quicker: Reduction of its transfer time, in ns.
     """
     ends: Int64Array = graph.e.copy()
-    nothing = np.zeros(len(ends), dtype=np.int64)
-    cut, quicker = nothing if cut is None else cut, nothing if quicker is None else quicker
     gated = graph.gate >= 0
     work = graph.ready - np.where(gated, graph.e[graph.gate], 0) - cut
     unblocked = np.where(graph.before >= 0, np.maximum(graph.ready, graph.e[graph.before]), graph.ready)
-    delay = graph.a - unblocked
-    for members in graph.order:
+    delay, saved = graph.a - unblocked, np.broadcast_to(quicker, len(ends))
+    for members in graph.members_of:
         start = work[members] + np.where(gated[members], ends[graph.gate[members]], 0)
         previous = np.where(graph.before[members] >= 0, ends[graph.before[members]], start)
         start = np.maximum(start, previous) + delay[members]
         transfer = graph.e[members] - int(graph.a[members].max())
-        waited = start.max() + np.maximum(transfer - quicker[members], 0)
+        waited = start.max() + np.maximum(transfer - saved[members], 0)
         ends[members] = np.where(transfer < 0, start + graph.e[members] - graph.a[members], waited)
     return ends
 
 
-def spent(graph: Graph, weight: npt.NDArray[np.float64]) -> Int64Array:
+def part_of_work(graph: Graph, weight: npt.NDArray[np.float64]) -> Int64Array:
     """Weighted sum of the segments in each member's work, in ns; weights are from 0 to 1."""
     sums = np.concatenate(([0.0], np.cumsum(graph.segments["ns"].to_numpy() * weight)))
     totals: Int64Array = np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
     return totals
 
 
-def step_ends(graph: Graph, ends: Int64Array) -> Int64Array:
-    """The last end of each step, in the order of steps."""
-    steps, of = np.unique(graph.step, return_inverse=True)
+def mean_step(graph: Graph, ends: Int64Array) -> float:
+    """Mean time in ns from the end of one step's last collective to the next one's."""
+    in_step = graph.step >= 0 if (graph.step >= 0).any() else np.ones(len(ends), dtype=bool)
+    steps, step = np.unique(graph.step[in_step], return_inverse=True)
     last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.maximum.at(last, of, ends)
-    ends_of: Int64Array = last[steps >= 0] if (steps >= 0).any() else last
-    return ends_of
+    np.maximum.at(last, step, ends[in_step])
+    return float(np.diff(last).mean()) if len(last) > 1 else float(last.max() - graph.a.min())
 
 
 def critical_path(graph: Graph) -> pd.DataFrame:
@@ -164,111 +169,103 @@ def critical_path(graph: Graph) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[tuple[Any, ...]] = []
-    names = {name: graph.segments[name].to_numpy() for name in ("layer", "phase", "doing", "ns")}
-    at = int(graph.e.argmax())
-    where = {int(members[0]): members for members in graph.order}
-    first = {int(member): key for key, members in where.items() for member in members.tolist()}
+    columns = [graph.segments[name].to_numpy() for name in ("layer", "phase", "doing", "ns")]
+    member = int(graph.e.argmax())
     passed: set[int] = set()
-    while at >= 0:
-        members = where[first[at]]
+    while member >= 0:
+        members = graph.members_of[graph.instance[member]]
         last = int(members[graph.a[members].argmax()])
+        step, rank = int(graph.step[last]), int(graph.rank[last])
         if last in passed:
             raise CaptureError(
-                f"the maps of the ranks contradict themselves: a collective of rank {int(graph.rank[last])} waits for "
-                "itself; map again"
+                f"the maps of the ranks contradict themselves: a collective of rank {rank} waits for itself; map again"
             )
         passed.add(last)
-        step, rank = int(graph.step[last]), int(graph.rank[last])
-        rows.append((step, rank, NO_LAYER, NO_PHASE, "transfer", int(graph.e[at] - graph.a[last])))
+        rows.append((step, rank, NO_LAYER, NO_PHASE, "transfer", graph.e[member] - graph.a[last]))
         gate, before = int(graph.gate[last]), int(graph.before[last])
         if before >= 0 and graph.e[before] > graph.ready[last]:
-            rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[last] - graph.e[before])))
-            at = before
+            rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", graph.a[last] - graph.e[before]))
+            member = before
             continue
-        rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", int(graph.a[last] - graph.ready[last])))
+        rows.append((step, rank, NO_LAYER, NO_PHASE, "launch", graph.a[last] - graph.ready[last]))
         if gate >= 0:
-            rows.extend(
-                (step, rank, *(names[name][row] for name in ("layer", "phase", "doing")), int(names["ns"][row]))
-                for row in range(int(graph.low[last]), int(graph.high[last]))
-            )
-        at = gate
-    frame = pd.DataFrame.from_records(rows, columns=["step", "rank", "layer", "phase", "what", "ns"])
-    table = frame.groupby(["step", "rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index()
-    table = table[table["ns"] > 0]
-    shared = table.assign(share=table["ns"] / max(int(table["ns"].sum()), 1))
-    ordered: pd.DataFrame = shared.sort_values("ns", ascending=False, kind="stable", ignore_index=True)
-    return ordered
+            work = slice(graph.low[last], graph.high[last])
+            rows += [(step, rank, *segment) for segment in zip(*(column[work] for column in columns), strict=True)]
+        member = gate
+    path = pd.DataFrame.from_records(rows, columns=list(PATH_COLUMNS)[:-1])
+    sums = path.groupby(["step", "rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index()
+    sums = sums[sums["ns"] > 0].sort_values("ns", ascending=False, kind="stable", ignore_index=True)
+    table: pd.DataFrame = sums.assign(share=sums["ns"] / max(int(sums["ns"].sum()), 1))
+    return table
 
 
-def what_if(graph: Graph, changes: dict[str, tuple[Int64Array | None, Int64Array | None]]) -> pd.DataFrame:
-    """The step time with each change, with `WHAT_IF_COLUMNS`.
+def what_if(graph: Graph, layers: pd.DataFrame, rank: int | None, layer: str | None) -> pd.DataFrame:
+    """The step time if transfers, data loaders, a rank or one of its layers were as fast as their median, with
+    `WHAT_IF_COLUMNS`.
 
     Args:
         graph: The graph.
-        changes: By name, the reductions of work and transfer time of each member; see `replay`.
+        layers: See `nvprof_kit._ranks.stages.layer_table`.
+        rank: The rank; None for none.
+        layer: One of its layers; None for none.
     """
     import pandas as pd
 
-    measured, base = _mean_step(graph, graph.e), _mean_step(graph, replay(graph))
+    replays = {
+        "every transfer": replay(graph, quicker=transfer_excess(graph)),
+        "every data loader": replay(graph, part_of_work(graph, loader_weights(graph.segments))),
+    }
+    if rank is not None:
+        for of_layer in dict.fromkeys((None, layer)):
+            name = f"rank {rank}" + (f" in {of_layer}" if of_layer else "")
+            replays[name] = replay(graph, part_of_work(graph, rank_weights(graph.segments, layers, rank, of_layer)))
+    measured, unchanged = mean_step(graph, graph.e), mean_step(graph, replay(graph))
     rows = []
-    for name, (cut, quicker) in changes.items():
-        step = _mean_step(graph, replay(graph, cut, quicker))
-        rows.append((name, round(measured), round(base), round(step), round(base - step), (base - step) / max(base, 1)))
+    for name, ends in replays.items():
+        step = mean_step(graph, ends)
+        saved = unchanged - step
+        rows.append((name, round(measured), round(unchanged), round(step), round(saved), saved / max(unchanged, 1)))
     table: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(WHAT_IF_COLUMNS))
     return table
 
 
-def _mean_step(graph: Graph, ends: Int64Array) -> float:
-    """Mean time from the end of one step's last collective to the next one's."""
-    last = step_ends(graph, ends)
-    return float(np.diff(last).mean()) if len(last) > 1 else float(last.max() - graph.a.min())
-
-
 def error(graph: Graph) -> float:
     """Difference between the replay of the unmodified graph and the measurement, as a share of the step time."""
-    measured = _mean_step(graph, graph.e)
-    return abs(_mean_step(graph, replay(graph)) - measured) / max(measured, 1.0)
+    measured = mean_step(graph, graph.e)
+    return abs(mean_step(graph, replay(graph)) - measured) / max(measured, 1.0)
 
 
-def rank_weights(graph: Graph, layers: pd.DataFrame, rank: int, layer: str | None = None) -> npt.NDArray[np.float64]:
+def transfer_excess(graph: Graph) -> Int64Array:
+    """Time of each member's transfer, in ns, beyond the median of transfers of its kind, size and ranks."""
+    durations = graph.instances["ended"] - graph.instances["arrival"]
+    usual = durations.groupby([graph.instances[name] for name in ("sort", "bytes", "n")]).transform("median")
+    excess: Int64Array = np.maximum((durations - usual).to_numpy(), 0).astype(np.int64)[graph.instance]
+    return excess
+
+
+def rank_weights(segments: pd.DataFrame, layers: pd.DataFrame, rank: int, layer: str | None) -> npt.NDArray[np.float64]:
     """Share of each segment that a rank (in one layer) would save at the median of its equals."""
     import pandas as pd
 
     keys = ["layer", "phase"]
-    of_rank = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
-    same = layers["stage"].isin(of_rank["stage"]) & (layers["rank"] != rank)
-    of_peers = layers[same].groupby(keys)[["median_ns", "idle_ns"]].median().reindex(of_rank.index)
-    parts = [
-        pd.DataFrame({"kind": kind, "own": of_rank[name], "usual": of_peers[name].fillna(of_rank[peers])}).reset_index()
+    measured = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
+    equals = layers[layers["stage"].isin(measured["stage"]) & (layers["rank"] != rank)]
+    usual = equals.groupby(keys)[["median_ns", "idle_ns"]].median().reindex(measured.index)
+    excess = {
+        kind: 1 - usual[name].fillna(measured[peers]) / measured[name].clip(lower=1)
         for kind, name, peers in (("compute", "median_ns", "peers_ns"), ("idle", "idle_ns", "peers_idle_ns"))
-    ]
-    table = pd.concat(parts, ignore_index=True)
-    table["weight"] = (1 - table["usual"] / table["own"].clip(lower=1)).clip(lower=0)
-    segments = graph.segments[["rank", "layer", "phase", "doing"]]
-    kind = segments["doing"].where(segments["doing"].isin(["compute", "copy", "communication"]), "idle")
-    segment_weights = (
-        segments.assign(kind=kind).merge(table, on=["kind", "layer", "phase"], how="left")["weight"].fillna(0.0)
-    )
-    weights: npt.NDArray[np.float64] = np.where(segments["rank"] == rank, segment_weights.to_numpy(), 0.0)
+    }
+    weight = pd.concat(excess, names=["kind"]).clip(lower=0).rename("weight")
+    of_rank = segments[segments["rank"] == rank]
+    kind = of_rank["doing"].where(of_rank["doing"].isin(["compute", "copy", "communication"]), "idle")
+    weights = np.zeros(len(segments))
+    weights[segments["rank"] == rank] = of_rank.assign(kind=kind).join(weight, on=["kind", *keys])["weight"].fillna(0.0)
     return weights
 
 
-def loader_weights(graph: Graph) -> npt.NDArray[np.float64]:
+def loader_weights(segments: pd.DataFrame) -> npt.NDArray[np.float64]:
     """Share of each segment saved if every rank's data loader took the median time."""
-    segments = graph.segments
     loads = segments["doing"] == "dataloader"
-    sums = segments["ns"].where(loads, 0).groupby([segments["step"], segments["rank"]]).sum()
-    usual = sums.groupby("step").transform("median")
-    weight = (1 - usual / sums.clip(lower=1)).clip(lower=0).rename("weight").reset_index()
-    segment_weights = segments[["step", "rank"]].merge(weight, on=["step", "rank"], how="left")["weight"].fillna(0.0)
-    weights: npt.NDArray[np.float64] = np.where(loads, segment_weights.to_numpy(), 0.0)
-    return weights
-
-
-def network_cut(graph: Graph, instances: pd.DataFrame) -> Int64Array:
-    """Time that each transfer would save at the median of its kind, size and ranks."""
-    in_order = instances.sort_values("arrival", kind="stable", ignore_index=True)
-    durations = in_order["ended"] - in_order["arrival"]
-    usual = durations.groupby([in_order["sort"], in_order["bytes"], in_order["n"]]).transform("median")
-    cut: Int64Array = np.maximum((durations - usual).to_numpy(), 0).astype(np.int64)[graph.instance]
-    return cut
+    steps = segments.assign(ns=segments["ns"].where(loads, 0)).groupby(["step", "rank"])["ns"]
+    usual = steps.sum().groupby("step").median().reindex(segments["step"]).to_numpy()
+    return np.where(loads, (1 - usual / steps.transform("sum").clip(lower=1)).clip(lower=0), 0.0)

@@ -6,7 +6,7 @@ the profilers start is excluded.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -73,10 +73,6 @@ class Verdict:
     cost_ns_per_step: int = 0
     sentence: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """The verdict as a JSON object."""
-        return asdict(self)
-
     def finding(self) -> Finding | None:
         """The finding that the other ranks wait for one; None if they do not."""
         if self.rank is None:
@@ -110,90 +106,34 @@ def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame) -> Ver
         charges: See `nvprof_kit._ranks.waits.Waits.charges`.
         layers: See `nvprof_kit._ranks.stages.layer_table`.
     """
-    ranks = len(tables.ranks)
+    ranks, all_charges, all_steps = len(tables.ranks), charges, tables.step_lengths()
     if ranks < 2:
         return Verdict(sentence="no verdict: a single rank cannot be compared")
-    all_charges, all_steps = charges, tables.step_lengths()
     charges, steps = _counted_steps(all_charges, all_steps)
-    if len(steps):
-        length = float(np.median(steps["median_ns"]))
-    elif len(layers):
-        length = float(layers.groupby("rank")["median_ns"].sum().median())
-    else:
-        length = float(tables.span())
-    if not len(charges) or not length:
+    lengths = steps["median_ns"] if len(steps) else layers.groupby("rank")["median_ns"].sum()
+    if not len(charges) or not (length := float(np.median(lengths))):
         sentence = "no verdict: the ranks share no collective in a step"
-        return _start_up(all_charges, all_steps) or Verdict(sentence=sentence)
+        return start_up(all_charges, all_steps) or Verdict(sentence=sentence)
     faults = charges[~charges["cause"].isin(_NOT_A_FAULT)]
+    faults = faults.assign(kind=faults["cause"].replace(dict.fromkeys(_WORK, "work")))
     numbers = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
     costs = _costs(faults, tables, numbers)
-    link = _slow_link(tables, length)
-    median = costs.median() if costs.shape[1] else costs.sum()
-    worst = int(str(median.idxmax())) if len(median) else -1
-    cost = float(median[worst]) if len(median) else 0.0
-    if _is_alone(costs, worst, cost, length) and (link is None or link.cost_ns_per_step < cost / 2):
-        rank_faults = faults[faults["rank"] == worst]
-        cost_of_cause = rank_faults.groupby("cause")["cost_ns"].sum()
-        if cost_of_cause.get("collective", 0.0) > cost_of_cause.sum() / 2:
-            sentence = (
-                f"no straggler is known: rank {worst} holds the others up for {_ms(cost)} of a step of {_ms(length)}, "
-                "because of collectives that match none of another rank; the rank that it waits for may be missing"
-            )
-            return Verdict(cause="collective", severity="warning", cost_ns_per_step=round(cost), sentence=sentence)
-        judged_steps = costs[worst].dropna().index.tolist()
-        return _of_rank(
-            rank_faults, layers, worst, cost=cost, length=length, steps=judged_steps, has_steps=len(all_steps) > 0
-        )
+    link, rank = slow_link(tables, length), _late_rank(costs, length)
+    if rank is not None and (link is None or link.cost_ns_per_step < costs[rank].median() / 2):
+        of_rank = faults[faults["rank"] == rank], layers[layers["rank"] == rank]
+        return late_rank(rank, *of_rank, costs[rank].dropna(), length, has_steps=len(all_steps) > 0)
+    longest = float(costs.median().max()) if len(faults) else 0.0
     return (
         link
-        or _spread_out(faults, costs.fillna(0.0), length)
-        or _uneven_stages(charges, numbers, length)
-        or _start_up(all_charges, all_steps)
-        or (_of_work(layers, costs, length, tables.unmatched() / max(tables.rows()[0], 1)) if len(all_steps) else None)
+        or spread_out(faults, costs.fillna(0.0), length)
+        or uneven_stages(charges, numbers, length)
+        or start_up(all_charges, all_steps)
+        or (more_work(tables, layers, costs, length) if len(all_steps) else None)
         or Verdict(
-            sentence=f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than "
-            f"{_ms(float(costs.median().max()) if costs.shape[1] else 0.0)} of a step of {_ms(length)}"
+            sentence=f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than {_ms(longest)} of "
+            f"a step of {_ms(length)}"
         )
     )
-
-
-def _costs(faults: pd.DataFrame, tables: JobTables, steps: list[int]) -> pd.DataFrame:
-    """The cost of each rank in each step; missing in steps that it does not have, or in which none of its collectives
-    is matched.
-    """
-    import pandas as pd
-
-    costs: pd.DataFrame = faults.pivot_table(
-        index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0
-    )
-    costs = costs.reindex(steps, fill_value=0.0)
-    costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
-    present = tables.matched_steps()
-    present = present[present["matched"]]
-    if not len(present):
-        return costs
-    has_step = pd.crosstab(present["step"], present["rank"]) > 0
-    has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
-    # a rank that has less than a quarter or two of the steps is judged by all
-    judged: pd.DataFrame = costs.where(has_step | (has_step.sum() < max(2, len(costs) / 4)))
-    return judged
-
-
-def _is_alone(costs: pd.DataFrame, worst: int, cost: float, length: float) -> bool:
-    """Whether one rank costs the others a notable part of the steps, rather than a different one each time."""
-    if not costs.shape[1]:
-        return False
-    # of two steps, the median is the mean: a rank is late in two of its steps or more, if it has as many
-    of_worst = costs[worst].dropna()
-    if cost < NOTABLE * length or int((of_worst >= NOTABLE * length).sum()) < min(2, len(of_worst)):
-        return False
-    if cost < costs.max(axis=1).median() / 2:
-        return False
-    # of two ranks that take turns, one is late in more than half of an odd number of steps: the others are late in
-    # a quarter of the steps, and as late as the worst rank is in its own
-    largest = costs.drop(columns=worst).max(axis=1)
-    theirs = (largest >= 2 * costs[worst]) & (largest >= max(costs[worst].median() / 2, NOTABLE * length))
-    return int(theirs.sum()) < 2 or float(theirs.mean()) < 0.25
 
 
 def _counted_steps(charges: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -206,73 +146,119 @@ def _counted_steps(charges: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.DataF
         steps = steps[steps["ranks"] >= max(min(largest, 2), largest / 2)]
         steps = steps[~steps["warm_up"]] if not steps["warm_up"].all() else steps
         charges = charges[charges["step"].isin(steps["step"])]
-    cold = charges[charges["cause"] == "start_up"]["step"].unique()
-    left = [step for step in charges["step"].unique() if step not in cold]
-    if left:
-        charges = charges[charges["step"].isin(left)]
-        steps = steps[~steps["step"].isin(cold)] if len(steps) else steps
+    is_cold = charges["step"].isin(charges["step"][charges["cause"] == "start_up"])
+    if not is_cold.all():
+        steps = steps[~steps["step"].isin(charges["step"][is_cold])]
+        charges = charges[~is_cold]
     return charges, steps
 
 
-def _of_rank(
-    faults: pd.DataFrame,
-    layers: pd.DataFrame,
-    rank: int,
-    *,
-    cost: float,
-    length: float,
-    steps: list[int],
-    has_steps: bool,
+def _costs(faults: pd.DataFrame, tables: JobTables, steps: list[int]) -> pd.DataFrame:
+    """The cost of each rank in each step; missing in steps that it does not have, or in which none of its collectives
+    is matched.
+    """
+    costs = _by_step(faults, "rank", steps)
+    costs = costs.where(costs >= ECHO * costs.shift(1, fill_value=0.0), 0.0)
+    matched = tables.matched_steps()
+    matched = matched[matched["matched"]]
+    has_step = matched.pivot_table(index="step", columns="rank", values="matched", aggfunc="any", fill_value=False)
+    has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
+    # a rank that has less than a quarter or two of the steps is judged by all
+    judged: pd.DataFrame = costs.where(has_step | (has_step.sum() < max(2, len(costs) / 4)))
+    return judged
+
+
+def _by_step(faults: pd.DataFrame, keys: str | list[str], steps: list[int]) -> pd.DataFrame:
+    """The cost of each key in each step."""
+    sums = faults.pivot_table(index="step", columns=keys, values="cost_ns", aggfunc="sum", fill_value=0.0)
+    costs: pd.DataFrame = sums.reindex(steps, fill_value=0.0)
+    return costs
+
+
+def _late_rank(costs: pd.DataFrame, length: float) -> int | None:
+    """The rank that costs the others a notable part of the steps; None if none does, or a different one each time."""
+    if not costs.shape[1]:
+        return None
+    medians = costs.median()
+    worst, cost = int(str(medians.idxmax())), float(medians.max())
+    # of two steps, the median is the mean: a rank is late in two of its steps or more, if it has as many
+    of_worst = costs[worst].dropna()
+    if cost < NOTABLE * length or int((of_worst >= NOTABLE * length).sum()) < min(2, len(of_worst)):
+        return None
+    if cost < costs.max(axis=1).median() / 2:
+        return None
+    # of two ranks that take turns, one is late in more than half of an odd number of steps: the others are late in
+    # a quarter of the steps, and as late as the worst rank is in its own
+    largest = costs.drop(columns=worst).max(axis=1)
+    theirs = (largest >= 2 * costs[worst]) & (largest >= max(cost / 2, NOTABLE * length))
+    return worst if int(theirs.sum()) < 2 or float(theirs.mean()) < 0.25 else None
+
+
+def late_rank(
+    rank: int, faults: pd.DataFrame, layers: pd.DataFrame, costs: pd.Series[float], length: float, *, has_steps: bool
 ) -> Verdict:
-    """The verdict on a rank: the layer that stands out, otherwise the cause of most of its cost."""
-    kind = np.where(faults["cause"].isin(_WORK), "work", faults["cause"])
-    by_kind = _medians(faults.assign(kind=kind), ["kind"], steps)
-    rank_layers = layers[layers["rank"] == rank]
-    layer, phase, top = _standing_out(faults.assign(kind=kind), rank_layers, length, steps)
+    """The verdict on a rank: the layer that stands out, otherwise the cause of most of its cost.
+
+    Args:
+        rank: The rank.
+        faults: Its charges, with their kind.
+        layers: Its rows of the table of layers.
+        costs: Its cost by step.
+        length: Length of a step in ns, or of the recording.
+        has_steps: Whether the job has steps.
+    """
+    cost, steps = float(costs.median()), costs.index.tolist()
+    of_step = f"{_ms(cost)} of " + (f"a step of {_ms(length)}" if has_steps else f"the {_ms(length)} that are recorded")
+    priced = _priced(cost, length)
+    if faults["cost_ns"][faults["cause"] == "collective"].sum() > faults["cost_ns"].sum() / 2:
+        sentence = (
+            f"no straggler is known: rank {rank} holds the others up for {_ms(cost)} of a step of {_ms(length)}, "
+            "because of collectives that match none of another rank; the rank that it waits for may be missing"
+        )
+        return Verdict(cause="collective", sentence=sentence, **priced | {"severity": "warning"})
+    by_kind = _by_step(faults, "kind", steps).median()
+    layer, phase, top = _standing_out(faults, layers, length, steps)
     # a cause with a specific place, if it is a large part of the cost; a late host affects all layers
     placed = by_kind[by_kind.index.isin(_PLACES)]
     if top is None and len(placed) and placed.max() >= max(NOTABLE * length, cost / 3):
         top = str(placed.idxmax())
     top = top or str(by_kind.idxmax())
-    top_faults = faults[(kind == top) & ((faults["layer"] == layer) if layer else True)]
-    more = top_faults.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
+    top_faults = faults[(faults["kind"] == top) & ((faults["layer"] == layer) if layer else True)]
     where = f" in {layer} {phase}" if layer else ""
     if layer is None and top in ("work", "host"):
         # most of the cost may lie in one phase outside layers, such as the optimizer
         sums: Any = top_faults.groupby(["layer", "phase"])["cost_ns"].sum()
         owner = sums.idxmax()
-        work: Any = rank_layers.groupby(["layer", "phase"])["peers_ns"].sum()
-        usual = float(work.get(owner, 0.0) / work.sum()) if len(work) and work.sum() else 0.0
-        share = float(sums.max() / sums.sum()) if sums.sum() else 0.0
+        work: Any = layers.groupby(["layer", "phase"])["peers_ns"].sum()
+        usual = float(work.get(owner, 0.0)) / max(float(work.sum()), 1.0)
+        share = float(sums.max()) / max(float(sums.sum()), 1.0)
         if owner[0] == NO_LAYER and share > 0.5 and share >= 1.5 * usual:
             phase = None if owner[1] == NO_PHASE else str(owner[1])
             where = " outside layers" if phase is None else f" outside layers, in the {phase} phase"
-    cause = ("more_work" if more else "slow_layer" if where else "slow_gpu") if top == "work" else _NAMES.get(top, top)
-    place_cost = float(_medians(top_faults.assign(kind=top), ["kind"], steps).sum())
-    often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
-    peer_ns = float(rank_layers["peers_ns"].sum())
-    ratio = f"{float(rank_layers['median_ns'].sum()) / peer_ns:.2f}" if peer_ns else "?"
-    why = _WHY.get(cause, cause).format(where=where, ratio=ratio)
-    details = f", {_ms(place_cost)} of it there" if layer and place_cost < 0.9 * cost else ""
-    elsewhere = float(by_kind[top]) - place_cost
-    if layer and elsewhere >= NOTABLE * length:
-        details += f", {_ms(elsewhere)} {_ELSEWHERE.get(top, 'for the same reason elsewhere')}"
-    details += "".join(
-        f", {_ms(ns)} {_REST.get(str(kind_name), str(kind_name))}"
-        for kind_name, ns in by_kind.items()
-        if kind_name != top and ns >= NOTABLE * length
-    )
-    sentence = (
-        f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of "
-        + (f"a step of {_ms(length)}" if has_steps else f"the {_ms(length)} that are recorded")
-        + details
-        + (f", in {often} of {plural(len(steps), 'step')}" if has_steps else "")
-    )
-    named = {"rank": rank, "layer": layer, "phase": phase}
-    return Verdict(**named, cause=cause, **_priced(cost, length), sentence=sentence)  # type: ignore[arg-type]
+    cause = {"host": "slow_host", "transfer": "slow_link"}.get(top, top)
+    if top == "work":
+        is_more = top_faults.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
+        cause = "more_work" if is_more else "slow_layer" if where else "slow_gpu"
+    peer_ns = float(layers["peers_ns"].sum())
+    ratio = f"{float(layers['median_ns'].sum()) / peer_ns:.2f}" if peer_ns else "?"
+    sentence = f"rank {rank} is the straggler: {_WHY.get(cause, cause).format(where=where, ratio=ratio)}"
+    sentence += f"; it holds the others up for {of_step}"
+    place_cost = float(_by_step(top_faults, "kind", steps)[top].median())
+    if layer and place_cost < 0.9 * cost:
+        sentence += f", {_ms(place_cost)} of it there"
+    if layer and by_kind[top] - place_cost >= NOTABLE * length:
+        reason = f"{_PHRASES[top]} elsewhere" if top in ("work", "host") else "for the same reason elsewhere"
+        sentence += f", {_ms(by_kind[top] - place_cost)} {reason}"
+    for kind, ns in by_kind.drop(top).items():
+        if ns >= NOTABLE * length:
+            place = {"work": " elsewhere", "host": " in all layers"}.get(str(kind), "")
+            sentence += f", {_ms(ns)} {_PHRASES.get(str(kind), str(kind))}{place}"
+    if has_steps:
+        often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
+        sentence += f", in {often} of {plural(len(steps), 'step')}"
+    return Verdict(rank=rank, layer=layer, phase=phase, cause=cause, sentence=sentence, **priced)
 
 
-_NAMES = {"host": "slow_host", "transfer": "slow_link"}
 _WHY = {
     "slow_gpu": "its GPU takes longer for the same kernels in all layers ({ratio} times the others' time)",
     "more_work": "it runs more kernels{where}",
@@ -287,76 +273,65 @@ _WHY = {
     "warm_up": "its host loads or compiles code{where}",
     "collective": "it is delayed by other collectives",
 }
-_ELSEWHERE = {"work": "in more GPU work elsewhere", "host": "because its host launches late elsewhere"}
-_REST = {
-    "work": "in more GPU work elsewhere",
-    "host": "because its host launches late in all layers",
+"""Why a rank is late, by the verdict's cause."""
+
+_PHRASES = {
+    "work": "in more GPU work",
+    "host": "because its host launches late",
     "data_loading": "waiting for its data loader",
     "copy": "in copies",
     "garbage_collection": "in Python's garbage collector",
     "warm_up": "loading or compiling code",
     "allocation": "allocating and freeing memory",
 }
-
-
-def _medians(faults: pd.DataFrame, keys: list[str], steps: list[int]) -> pd.Series[float]:
-    """Median cost of each key over the steps."""
-    sums = faults.pivot_table(index="step", columns=keys, values="cost_ns", aggfunc="sum", fill_value=0.0)
-    medians: pd.Series[float] = sums.reindex(steps, fill_value=0.0).median()
-    return medians
+"""How it spent its time, by kind of cause."""
 
 
 def _standing_out(
-    faults: pd.DataFrame, rank_layers: pd.DataFrame, length: float, steps: list[int]
+    faults: pd.DataFrame, layers: pd.DataFrame, length: float, steps: list[int]
 ) -> tuple[str | None, str | None, str | None]:
     """The layer, phase and kind of cause that costs a notable part of the step and `STANDS_OUT` times any other layer.
 
     GPU work is checked first: it varies less than the lateness of a host, which affects all layers.
     """
-    places: Any = _medians(faults[faults["layer"] != NO_LAYER], ["kind", "layer"], steps)
-    work = rank_layers.groupby("layer")["peers_ns"].sum()
+    places: Any = _by_step(faults[faults["layer"] != NO_LAYER], ["kind", "layer"], steps).median()
+    work = layers.groupby("layer")["peers_ns"].sum()
     work = work[work > 0]
-    for kind in sorted({str(name) for name, _ in places.index}, key=lambda one: one != "work"):
+    for kind in sorted({str(name) for name, _ in places.index}, key=lambda name: name != "work"):
         by_layer = places[kind].sort_values(ascending=False)
         layer, top = str(by_layer.index[0]), float(by_layer.iloc[0])
         rival = float(by_layer.iloc[1]) if len(by_layer) > 1 else 0.0
         # a layer whose share of the cost equals its share of the work does not stand out
-        usual = float(work.get(layer, 0.0) / work.sum()) if len(work) > 1 and work.sum() else 0.0
+        usual = float(work.get(layer, 0.0) / work.sum()) if len(work) > 1 else 0.0
         if top >= NOTABLE * length and top >= STANDS_OUT * rival and top >= 1.5 * usual * by_layer.sum():
             phases = faults[(faults["layer"] == layer) & (faults["kind"] == kind)].groupby("phase")["cost_ns"].sum()
             return layer, str(phases.idxmax()), kind
     return None, None, None
 
 
-def _slow_link(tables: JobTables, length: float) -> Verdict | None:
-    """Find communicators whose transfers of the same sizes are slower than their equals'."""
+def slow_link(tables: JobTables, length: float) -> Verdict | None:
+    """A verdict on communicators whose transfers of the same sizes are slower than their equals'."""
     table = tables.transfers()
-    if not len(table):
-        return None
-    peers = table.groupby(["sort", "bytes", "n"])["median_ns"]
-    table = table.assign(usual=peers.transform("median"), equals=peers.transform("size"))
-    slow = table[(table["equals"] >= 3) & (table["median_ns"] > SLOW_LINK * table["usual"]) & (table["usual"] > 0)]
-    if not len(slow):
-        return None
-    excess = (slow["median_ns"] - slow["usual"]) * slow["count"] / slow["steps"]
-    by_group = excess.groupby(slow["c"]).sum()
-    cost = float(by_group.max())
-    if cost < NOTABLE * length:
+    equals = table.groupby(["sort", "bytes", "n"])["median_ns"]
+    table = table.assign(usual=equals.transform("median"), equals=equals.transform("size"))
+    slow = table[(table["equals"] >= 3) & (table["usual"] > 0) & (table["median_ns"] > SLOW_LINK * table["usual"])]
+    by_group = ((slow["median_ns"] - slow["usual"]) * slow["count"] / slow["steps"]).groupby(slow["c"]).sum()
+    cost = float(by_group.max()) if len(slow) else 0.0
+    if not cost or cost < NOTABLE * length:
         return None
     groups = tables.communicators()
-    slow_groups = [set(groups[comm]) for comm in by_group.index[by_group >= by_group.max() / 2]]
+    slow_groups = [set(groups[comm]) for comm in by_group.index[by_group >= cost / 2]]
     shared = set.intersection(*slow_groups) if len(slow_groups) > 1 else set()
-    rank = shared.pop() if len(shared) == 1 else None
     worst = listing(sorted(groups[int(by_group.idxmax())]))
-    times = float((slow["median_ns"] / slow["usual"]).max())
     sentence = (
-        f"slow link between ranks {worst}: transfers of one size take {times:.1f} times as long as between "
-        f"other ranks, {_ms(cost)} of a step of {_ms(length)}"
+        f"slow link between ranks {worst}: transfers of one size take {(slow['median_ns'] / slow['usual']).max():.1f} "
+        f"times as long as between other ranks, {_ms(cost)} of a step of {_ms(length)}"
     )
-    return Verdict(rank=rank, cause="slow_link", **_priced(cost, length), sentence=sentence)
+    rank = shared.pop() if len(shared) == 1 else None
+    return Verdict(rank=rank, cause="slow_link", sentence=sentence, **_priced(cost, length))
 
 
-def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verdict | None:
+def spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verdict | None:
     """A verdict if steps are slow without a single late rank: a different rank each time, or a single step."""
     if not costs.shape[1]:
         return None
@@ -371,7 +346,7 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
             f"rotating stragglers: different ranks are late in different steps ({ranks}), {_ms(cost)} of a step of "
             f"{_ms(length)}{why}; no single rank is at fault"
         )
-        return Verdict(cause="rotating", **_priced(cost, length), sentence=sentence)
+        return Verdict(cause="rotating", sentence=sentence, **_priced(cost, length))
     step = worst.idxmax()
     if worst[step] >= BAD_STEP * NOTABLE * length:
         sentence = (
@@ -384,34 +359,29 @@ def _spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Ver
 
 def _mostly(faults: pd.DataFrame) -> str:
     """The cause of most of the cost, in words; '' if none."""
-    sums = faults.groupby(np.where(faults["cause"].isin(_WORK), "work", faults["cause"]))["cost_ns"].sum()
-    phrases = {"work": "in more GPU work", "host": "because its host launches late"} | {
-        key: text for key, text in _REST.items() if key not in ("work", "host")
-    }
-    top = str(sums.idxmax()) if len(sums) and sums.sum() > 0 else ""
-    if top not in phrases or sums[top] <= sums.sum() / 2:
+    sums = faults.groupby("kind")["cost_ns"].sum()
+    top = str(sums.idxmax()) if len(sums) else ""
+    if top not in _PHRASES or sums[top] <= sums.sum() / 2:
         return ""
     places: Any = faults.groupby(["layer", "phase"])["cost_ns"].sum()
     layer, phase = places.idxmax()
     is_one_place = layer != NO_LAYER and top in ("work", "host") and places.max() > places.sum() / 2
-    return f", {phrases[top]}" + (f" in {layer} {phase}" if is_one_place else "")
+    return f", {_PHRASES[top]}" + (f" in {layer} {phase}" if is_one_place else "")
 
 
-def _uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Verdict | None:
+def uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Verdict | None:
     """A verdict if pipeline stages wait for one with more work, and no rank has more work than its equals."""
-    pipeline = charges[charges["cause"] == "pipeline"]
-    costs = pipeline.pivot_table(index="step", columns="rank", values="cost_ns", aggfunc="sum", fill_value=0.0)
-    median = costs.reindex(steps, fill_value=0.0).median()
-    if not len(median) or median.max() < NOTABLE * length:
+    medians = _by_step(charges[charges["cause"] == "pipeline"], "rank", steps).median()
+    if not len(medians) or medians.max() < NOTABLE * length:
         return None
     sentence = (
-        f"no straggler: the pipeline's stages wait for one another, most for rank {int(median.idxmax())}, "
-        f"{_ms(float(median.max()))} of a step of {_ms(length)}; no rank does more than its peers"
+        f"no straggler: the pipeline's stages wait for one another, most for rank {medians.idxmax()}, "
+        f"{_ms(float(medians.max()))} of a step of {_ms(length)}; no rank does more than its peers"
     )
     return Verdict(cause="uneven_stages", sentence=sentence)
 
 
-def _start_up(charges: pd.DataFrame, steps: pd.DataFrame) -> Verdict | None:
+def start_up(charges: pd.DataFrame, steps: pd.DataFrame) -> Verdict | None:
     """A verdict if the profilers started at different times and nothing else was found."""
     cold = charges[charges["cause"] == "start_up"]
     if not len(cold) or len(steps) > 1:
@@ -421,29 +391,34 @@ def _start_up(charges: pd.DataFrame, steps: pd.DataFrame) -> Verdict | None:
     return Verdict(cause="start_up", sentence=sentence)
 
 
-def _of_work(layers: pd.DataFrame, costs: pd.DataFrame, length: float, unmatched_share: float) -> Verdict | None:
+def more_work(tables: JobTables, layers: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verdict | None:
     """A verdict by what the ranks compute in a step, if so many collectives have no match that waiting says little."""
+    unmatched_share = tables.unmatched() / max(tables.rows()[0], 1)
     if unmatched_share <= UNMATCHED or layers["stage"].nunique() != 1:
         return None
-    work = layers.groupby("rank")["median_ns"].sum()
-    rank = int(work.index.to_numpy()[work.to_numpy().argmax()])
-    usual = float(work.drop(rank).median())
-    if work[rank] - usual < NOTABLE * length:
+    work = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", fill_value=0.0)
+    rank = int(str(work.sum().idxmax()))
+    peers, peer_work = work.drop(columns=rank).median(axis=1), float(work.sum().drop(rank).median())
+    if work[rank].sum() - peer_work < NOTABLE * length:
         return None
-    by_place = layers.pivot_table(index=["layer", "phase"], columns="rank", values="median_ns", fill_value=0.0)
-    peers = by_place.drop(columns=rank).median(axis=1)
-    layer, phase = (by_place[rank] - peers).idxmax()
-    rank_work, peer_work = by_place.loc[(layer, phase), rank], peers[layer, phase]
+    layer, phase = place = (work[rank] - peers).idxmax()
     where = f"in the {phase} phase" if layer == NO_LAYER else f"in {layer} {phase}"
     waits = float(costs[rank].median()) if rank in costs else 0.0
     sentence = (
-        f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank])} of a step of {_ms(length)}, those of "
-        f"the others {_ms(usual)}; most of the difference is {where}, {_ms(rank_work)} against {_ms(peer_work)}; only "
-        f"{_ms(waits)} of waiting for it are measured: {unmatched_share:.0%} of the collectives have no match"
+        f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank].sum())} of a step of {_ms(length)}, "
+        f"those of the others {_ms(peer_work)}; most of the difference is {where}, {_ms(work.loc[place, rank])} "
+        f"against {_ms(peers[place])}; only {_ms(waits)} of waiting for it are measured: {unmatched_share:.0%} of the "
+        "collectives have no match"
     )
-    location = {"layer": None if layer == NO_LAYER else str(layer), "phase": str(phase)}
-    cost = {"severity": "warning", "cost_ns_per_step": round(waits)}
-    return Verdict(rank=rank, **location, cause="slow_layer", **cost, sentence=sentence)  # type: ignore[arg-type]
+    return Verdict(
+        rank=rank,
+        layer=None if layer == NO_LAYER else str(layer),
+        phase=str(phase),
+        cause="slow_layer",
+        severity="warning",
+        cost_ns_per_step=round(waits),
+        sentence=sentence,
+    )
 
 
 def _priced(cost: float, length: float) -> dict[str, Any]:

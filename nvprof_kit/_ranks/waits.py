@@ -81,13 +81,11 @@ class Waits:
         waits: One row per wait with `WAIT_COLUMNS`, for the collectives whose causes were found.
         charges: With `CHARGE_COLUMNS`; for all collectives.
         total_ns: All waiting; the charges add up to it.
-        floor_ns: Shorter mean waits are not analyzed.
     """
 
     waits: pd.DataFrame
     charges: pd.DataFrame
     total_ns: int
-    floor_ns: int
 
 
 def find_waits(tables: JobTables, floor_ns: int) -> Waits:
@@ -95,7 +93,7 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
 
     Args:
         tables: The job's maps.
-        floor_ns: The resolution of the clocks.
+        floor_ns: The resolution of the clocks: shorter mean waits are not analyzed.
 
     Raises:
         AssertionError: The charges do not add up to the waiting: a bug in this package.
@@ -104,33 +102,35 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     instances = tables.instances(0 if is_small else SHOWN)
     if not is_small:
         instances = instances[instances["n"].cumsum() <= SHOWN_WAITS]
-    instances = instances.sort_values("arrival", kind="stable", ignore_index=True)
-    if not len(instances):
-        return Waits(_waits(instances, None), _summed(_costed(coarse_charges(tables)), total), total, floor_ns)
-    instances["instance"] = np.arange(len(instances))
+    instances = instances.sort_values("arrival", kind="stable", ignore_index=True).reset_index(names="instance")
+    instances = instances.astype({"late_rank": "int64"})
     members = tables.members_of(instances).merge(instances, on=["c", "s", "k"])
     # limited to its own end for a rank that can end before the others arrive, and with two ranks
     wait, until_end = members["arrival"] - members["a"], (members["e"] - members["a"]).clip(lower=0)
     ends_alone = (members["n"] == 2) | ~members["sort"].isin(SYMMETRIC)
     members["wait_ns"] = wait.where(~ends_alone, np.minimum(wait, until_end))
-    # waiting time of each collective's ranks during which their devices do nothing else
-    bare = members[["wait_ns", "alone"]].min(axis=1)
-    instances["exposed_ns"] = np.bincount(members["instance"], weights=bare, minlength=len(instances)).astype(np.int64)
     if is_small:
         shares = _shares(tables, instances, members, floor_ns)
         # regular work of a pipeline stage, and the reasons for a late host
         shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
-        of = shares["instance"].to_numpy()
-        cost = (instances["wait_ns"] / (instances["n"] - 1)).to_numpy()[of] * shares["share"].to_numpy()
-        causes = shares.assign(step=instances["step"].to_numpy()[of], rank=shares["late_rank"], cost=cost)
-        refined = host_reasons(causes, tables)[list(shares)]
-        shares = refined.groupby([name for name in shares if name != "share"], sort=False)["share"].sum().reset_index()
-        charges = _charges(shares, instances)
+        # waiting time of each collective's ranks during which their devices do nothing else
+        exposed = members[["wait_ns", "alone"]].min(axis=1).groupby(members["instance"]).sum()
+        of_instance = instances[["step", "c", "n", "wait_ns"]].assign(bare=exposed / instances["wait_ns"].clip(lower=1))
+        causes = shares.join(of_instance, on="instance").assign(rank=shares["late_rank"])
+        causes = host_reasons(causes.assign(cost=causes["wait_ns"] / (causes["n"] - 1) * causes["share"]), tables)
+        columns = [name for name in causes if name not in ("share", "cost")]
+        charges = causes.groupby(columns, sort=False)["share"].sum().reset_index()
+        shares, charges = charges, _in_whole_ns(charges, ["instance"])
     else:
         charges = coarse_charges(tables)
         charges = host_reasons(charges.assign(cost=charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)), tables)
-        shares = _of_steps(charges, instances)
-    return Waits(_waits(members, shares), _summed(_costed(charges), total), total, floor_ns)
+        # the causes of a collective are those of its step: the late rank's own, otherwise a chain
+        top = charges.sort_values("wait_ns", ascending=False, kind="stable").drop_duplicates(["step", "rank"])
+        top = top.drop(columns="late_rank").rename(columns={"rank": "late_rank"})
+        keys = ["step", "late_rank"]
+        shares = instances[["instance", *keys]].merge(top[[*keys, "cause", "layer", "phase"]], on=keys, how="left")
+        shares = shares.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE}).assign(share=1.0)
+    return Waits(_waits(members, shares), _summed(charges, total), total)
 
 
 def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
@@ -163,83 +163,46 @@ def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, f
     return parts
 
 
-def _of_steps(charges: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
-    """The causes of collectives from those of their steps: the late rank's own, otherwise a chain."""
-    top = charges.sort_values("wait_ns", ascending=False, kind="stable").drop_duplicates(["step", "rank"])
-    keys = {"left_on": ["step", "late_rank"], "right_on": ["step", "rank"], "how": "left"}
-    merged = instances[["instance", "step", "late_rank"]].merge(
-        top[["step", "rank", "cause", "layer", "phase"]], **keys
-    )
-    filled = merged.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE})
-    shares: pd.DataFrame = filled.assign(share=1.0)[["instance", "late_rank", "cause", "layer", "phase", "share"]]
-    return shares
-
-
-def _charges(shares: pd.DataFrame, instances: pd.DataFrame) -> pd.DataFrame:
-    """The shares in integer nanoseconds; the rounding error is added to the largest."""
-    shares = shares.sort_values(["instance", "share"], ascending=[True, False], kind="stable", ignore_index=True)
-    instance = shares["instance"].to_numpy()
-    wait = instances["wait_ns"].to_numpy()
-    ns = np.floor(shares["share"].to_numpy() * wait[instance]).astype(np.int64)
-    first = np.flatnonzero(np.diff(instance, prepend=-1))
-    ns[first] += wait[instance[first]] - np.add.reduceat(ns, first)
-    charges: pd.DataFrame = shares.assign(rank=shares["late_rank"], wait_ns=ns)
-    for name in ("step", "c", "n"):
-        charges[name] = instances[name].to_numpy()[instance]
-    charges["bare"] = (instances["exposed_ns"] / instances["wait_ns"].clip(lower=1)).to_numpy()[instance]
-    return charges
-
-
-def _costed(charges: pd.DataFrame) -> pd.DataFrame:
-    """Add the cost to a waiting rank: that of the communicator that waits most for the late rank, because the others
-    wait for the same delay as it propagates.
+def _in_whole_ns(charges: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Multiply `wait_ns` by `share`, in integers that add up to the waiting of each key; the rounding error is added to
+    the largest.
     """
-    cost = charges["bare"] * charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
-    real = ~charges["cause"].isin(NO_FAULT)
-    keys = [charges["step"], charges["rank"]]
-    of_group = cost.where(real, 0).groupby([*keys, charges["c"]]).transform("sum")
-    largest = of_group.groupby(keys).transform("max")
-    first = charges["c"].where(of_group == largest).groupby(keys).transform("first")
-    costed: pd.DataFrame = charges.assign(cost_ns=cost.where(charges["c"] == first, 0.0))
-    return costed
+    ascending = [True] * len(keys) + [False]
+    charges = charges.sort_values([*keys, "share"], ascending=ascending, kind="stable", ignore_index=True)
+    ns = (charges["share"] * charges["wait_ns"]).astype("int64")  # both are positive: this rounds down
+    missing = charges["wait_ns"] - ns.groupby([charges[key] for key in keys]).transform("sum")
+    exact: pd.DataFrame = charges.assign(wait_ns=ns + missing.where(~charges.duplicated(keys), 0))
+    return exact
 
 
 def _summed(charges: pd.DataFrame, total_ns: int) -> pd.DataFrame:
-    """The charges by step, rank, cause, layer and phase.
+    """The charges by step, rank, cause, layer and phase, with the cost to a waiting rank: that of the communicator that
+    waits most for the late rank, because the others wait for the same delay as it propagates.
 
     Raises:
         AssertionError: They do not add up to the waiting: a bug in this package.
     """
-    keys = list(CHARGE_COLUMNS)[:-2]
-    sums: pd.DataFrame = charges.groupby(keys, sort=True)[["wait_ns", "cost_ns"]].sum().reset_index()
+    cost = charges["bare"] * charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
+    keys = [charges["step"], charges["rank"]]
+    is_fault = ~charges["cause"].isin(NO_FAULT)
+    judged = cost.where(is_fault | ~is_fault.groupby(keys).transform("any"), 0)
+    of_group = judged.groupby([*keys, charges["c"]]).transform("sum")
+    largest = of_group.groupby(keys).transform("max")
+    first = charges["c"].where(of_group == largest).groupby(keys).transform("first")
+    charges = charges.assign(cost_ns=cost.where(charges["c"] == first, 0.0))
+    sums: pd.DataFrame = charges.groupby(list(CHARGE_COLUMNS)[:-2])[["wait_ns", "cost_ns"]].sum().reset_index()
     if int(sums["wait_ns"].sum()) != total_ns:
         raise AssertionError(f"{sums['wait_ns'].sum()} ns charged, {total_ns} ns waited: please report this")
     return sums
 
 
-def _waits(members: pd.DataFrame, shares: pd.DataFrame | None) -> pd.DataFrame:
-    import pandas as pd
-
-    if shares is None:
-        nothing: pd.DataFrame = pd.DataFrame({name: [] for name in WAIT_COLUMNS})
-        return nothing
+def _waits(members: pd.DataFrame, shares: pd.DataFrame) -> pd.DataFrame:
     top = shares.sort_values("share", ascending=False, kind="stable").drop_duplicates("instance").set_index("instance")
+    causes = top[["cause", "layer", "phase", "late_rank"]].rename(columns={"late_rank": "cause_rank"})
     rows = members[members["rank"] != members["late_rank"]].sort_values(["instance", "rank"], kind="stable")
-    top = top.reindex(rows["instance"])
-    number = rows["k"].astype(str)
-    table: pd.DataFrame = pd.DataFrame(
-        {
-            "step": rows["step"].to_numpy(),
-            "collective": (rows["comm"].astype(str) + " " + rows["sort"].astype(str) + " " + number).to_numpy(),
-            "waiting_rank": rows["rank"].to_numpy(),
-            "late_rank": rows["late_rank"].to_numpy(),
-            "wait_ns": rows["wait_ns"].to_numpy(),
-            "cause": top["cause"].to_numpy(),
-            "layer": top["layer"].to_numpy(),
-            "phase": top["phase"].to_numpy(),
-            "cause_rank": top["late_rank"].to_numpy(),
-        }
-    )
+    name = rows["comm"].astype(str) + " " + rows["sort"].astype(str) + " " + rows["k"].astype(str)
+    rows = rows.assign(collective=name).join(causes, on="instance").rename(columns={"rank": "waiting_rank"})
+    table: pd.DataFrame = rows[list(WAIT_COLUMNS)].reset_index(drop=True)
     return table
 
 
@@ -257,51 +220,30 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     """
     import pandas as pd
 
-    waited = tables.by_late_rank().rename(columns={"late_rank": "rank"})
-    waited["bare"] = waited["exposed_ns"] / waited["wait_ns"].clip(lower=1)
     # the roots of each step and their causes
     more = tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE)
     more = more.assign(whole=more.groupby(["step", "rank"])["excess_ns"].transform("sum"))
     more = more[more["whole"] >= ROOT * more.groupby("step")["whole"].transform("max")]
     compute = np.where(more["more_ops"], "more_kernels", "slower_kernels")
-    more = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]), weight=more["excess_ns"])
-    shares = more[["step", "rank", "cause", "layer", "phase", "weight"]]
-    roots = shares.groupby(["step", "rank"], sort=False)["weight"].sum().reset_index()
-    by_rank = waited.merge(roots[["step", "rank"]], on=["step", "rank"], how="left", indicator="root")
+    more = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]))
+    roots = more[["step", "rank", "cause", "layer", "phase", "excess_ns"]]
+    waited = tables.by_late_rank().assign(rank=lambda rows: rows["late_rank"])
     # the profilers start in the first step, so a late rank there has no root to charge
-    cold = by_rank["step"] == by_rank["step"].min()
-    is_root = (by_rank["root"] == "both").to_numpy() & ~cold.to_numpy()
-    by_rank = by_rank.drop(columns="root")
-    direct = by_rank[is_root].merge(shares, on=["step", "rank"])
-    direct["share"] = direct["weight"] / direct.groupby(["step", "c", "rank"])["weight"].transform("sum")
-    by_comm = (
-        by_rank[~is_root & ~cold.to_numpy()]
-        .groupby(["step", "c"], sort=False)
-        .agg(wait_ns=("wait_ns", "sum"), n=("n", "max"), exposed_ns=("exposed_ns", "sum"))
-        .reset_index()
-    )
-    by_comm["bare"] = by_comm["exposed_ns"] / by_comm["wait_ns"].clip(lower=1)
-    chained = by_comm.merge(shares, on="step")
-    chained["share"] = chained["weight"] / chained.groupby(["step", "c"])["weight"].transform("sum")
-    lonely = by_rank[~is_root & ~(by_rank["step"].isin(shares["step"]) & ~cold).to_numpy()]
-    cause = np.where(lonely["step"] == by_rank["step"].min(), "start_up", "unresolved")
-    unknown = lonely.assign(cause=cause, layer=NO_LAYER, phase=NO_PHASE)
-    parts = [_whole(direct, ["step", "c", "rank"]), _whole(chained, ["step", "c"]), unknown]
-    columns = ["step", "c", "n", "rank", "cause", "layer", "phase", "wait_ns", "bare"]
-    charges: pd.DataFrame = pd.concat([table[columns] for table in parts], ignore_index=True)
-    return charges
-
-
-def _whole(shared: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The shares in integer nanoseconds that add up to each wait."""
-    shared = shared.sort_values([*keys, "share"], kind="stable", ignore_index=True)
-    ns = np.floor(shared["share"].to_numpy() * shared["wait_ns"].to_numpy()).astype(np.int64)
-    groups = shared.groupby(keys, sort=False)
-    last = ~shared.duplicated(keys, keep="last").to_numpy()
-    total_wait = groups["wait_ns"].transform("first").to_numpy()
-    total = shared.assign(ns=ns).groupby(keys, sort=False)["ns"].transform("sum").to_numpy()
-    exact: pd.DataFrame = shared.assign(wait_ns=ns + np.where(last, total_wait - total, 0))
-    return exact
+    is_cold = waited["step"] == waited["step"].min()
+    has_root = waited["step"].isin(roots["step"]) & ~is_cold
+    by_rank = ["step", "rank"]
+    is_root = has_root & pd.MultiIndex.from_frame(waited[by_rank]).isin(pd.MultiIndex.from_frame(roots[by_rank]))
+    direct = waited[is_root].merge(roots, on=by_rank)
+    sums = {"wait_ns": ("wait_ns", "sum"), "exposed_ns": ("exposed_ns", "sum"), "n": ("n", "max")}
+    chains = waited[has_root & ~is_root].groupby(["step", "c"], sort=False, as_index=False).agg(**sums)
+    chained = chains.merge(roots, on="step").assign(late_rank=-1)
+    unknown = waited[~has_root].assign(excess_ns=1, layer=NO_LAYER, phase=NO_PHASE)
+    unknown["cause"] = np.where(is_cold[~has_root], "start_up", "unresolved")
+    charges = pd.concat([direct, chained, unknown], ignore_index=True)
+    charges["bare"] = charges["exposed_ns"] / charges["wait_ns"].clip(lower=1)
+    keys = ["step", "c", "late_rank"]
+    charges["share"] = charges["excess_ns"] / charges.groupby(keys)["excess_ns"].transform("sum")
+    return _in_whole_ns(charges, keys)
 
 
 LEAST_NS = 300_000
@@ -324,26 +266,19 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     Returns:
         The rows, in the same order, with updated cause, layer and phase.
     """
-    renamed_causes = causes.copy()
+    causes, keys = causes.copy(), ["step", "rank"]
     for column, cause in (("gc_ns", "garbage_collection"), ("loading_ns", "data_loading")):
-        more = tables.host_excesses(column, LEAST_NS)
-        if not len(more):
-            continue
-        sums = renamed_causes.assign(host=renamed_causes["cost"].where(renamed_causes["cause"] == "host", 0.0))
-        sums["direct"] = renamed_causes["cost"].where(renamed_causes["cause"] == cause, 0.0)
-        explained = (
-            sums.groupby(["step", "rank"])[["host", "direct"]].sum().reset_index().merge(more, on=["step", "rank"])
+        more = causes[keys].merge(tables.host_excesses(column, LEAST_NS), on=keys, how="left")["excess_ns"].to_numpy()
+        costs = causes[keys].assign(
+            host=causes["cost"].where(causes["cause"] == "host", 0.0),
+            direct=causes["cost"].where(causes["cause"] == cause, 0.0),
         )
-        explained = explained[explained["excess_ns"] - explained["direct"] >= EXPLAINS * explained["host"]]
-        merged = renamed_causes[["step", "rank"]].merge(
-            explained[["step", "rank"]], on=["step", "rank"], how="left", indicator="is"
-        )
-        renamed = (merged["is"] == "both").to_numpy() & (renamed_causes["cause"] == "host").to_numpy()
-        renamed_causes.loc[renamed, "cause"] = cause
+        sums = costs.groupby(keys)[["host", "direct"]].transform("sum")
+        is_explained = (causes["cause"] == "host") & (more - sums["direct"] >= EXPLAINS * sums["host"])
+        causes.loc[is_explained, "cause"] = cause
         if cause == "data_loading":
-            renamed_causes.loc[renamed, ["layer", "phase"]] = [NO_LAYER, "data"]
-    named: pd.DataFrame = renamed_causes
-    return named
+            causes.loc[is_explained, ["layer", "phase"]] = [NO_LAYER, "data"]
+    return causes
 
 
 def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -> pd.DataFrame:
@@ -359,22 +294,20 @@ def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -
     table = with_equals(tables.layer_medians)
     if table["stage"].nunique() < 2:
         return shares
+    keys = ["rank", "layer", "phase"]
+    table = table.set_index(keys)
     over = {
         "work": 1 - table["peers_ns"] / table["median_ns"].clip(lower=1),
         "host": 1 - table["peers_idle_ns"] / table["idle_ns"].clip(lower=1),
     }
-    kinds = [
-        table[["rank", "layer", "phase"]].assign(kind=kind, over=value.clip(lower=0)) for kind, value in over.items()
-    ]
-    keys = ["rank", "layer", "phase", "kind"]
-    kind = np.where(shares["cause"].isin(_WORK), "work", shares["cause"])
-    share_keys = shares.assign(rank=shares["late_rank"], kind=kind)[keys]
-    fault = share_keys.merge(pd.concat(kinds), on=keys, how="left")["over"].to_numpy()
+    kind = shares["cause"].replace(dict.fromkeys(_WORK, "work"))
+    by_kind = shares.assign(rank=shares["late_rank"], kind=kind)
+    fault = by_kind.join(pd.concat(over, names=["kind"]).rename("fault"), on=["kind", *keys])["fault"].clip(lower=0)
     # work outside layers, such as the loss, is specific to a stage
-    fault = np.where(np.isnan(fault) | ((shares["layer"] == NO_LAYER) & (kind == "work")).to_numpy(), 0.0, fault)
-    split = passed_on[shares["instance"].to_numpy()] & np.isin(kind, list(over))
-    regular = shares[split].assign(cause="pipeline", share=shares["share"][split] * (1 - fault[split]))
-    faulty = shares.assign(share=np.where(split, shares["share"] * fault, shares["share"]))
+    fault = fault.fillna(0.0).mask((shares["layer"] == NO_LAYER) & (kind == "work"), 0.0)
+    is_split = passed_on[shares["instance"].to_numpy()] & kind.isin(over)
+    regular = shares[is_split].assign(cause="pipeline", share=shares["share"] * (1 - fault))
+    faulty = shares.assign(share=shares["share"].where(~is_split, shares["share"] * fault))
     both = pd.concat([faulty, regular], ignore_index=True)
     split_shares: pd.DataFrame = both[both["share"] > 0].reset_index(drop=True)
     return split_shares

@@ -27,7 +27,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nvprof_kit._ranks.replay import Graph, build, replay, spent, step_ends
+from nvprof_kit._ranks.replay import Graph, build, mean_step, part_of_work, replay
 
 TRACES = ("ST", "AR", "SE")
 COMPUTES = ("forward-compute", "backward-compute", "optimizer", "layernorm-grads-all-reduce")
@@ -146,9 +146,9 @@ def _quicker(graph: Graph, members: pd.DataFrame) -> npt.NDArray[np.int64]:
     return found
 
 
-def mean_step(graph: Graph, ends: npt.NDArray[np.int64]) -> float:
+def mean_seconds(graph: Graph, ends: npt.NDArray[np.int64]) -> float:
     """Mean time from one step's last end to the next one's, in seconds."""
-    return float(np.diff(step_ends(graph, ends)).mean()) / 1e9
+    return mean_step(graph, ends) / 1e9
 
 
 def slowdowns(trace: Trace) -> dict[str, Any]:
@@ -156,18 +156,18 @@ def slowdowns(trace: Trace) -> dict[str, Any]:
     graph = trace.graph
     gated = graph.gate >= 0
     work = np.where(gated, graph.ready - graph.e[graph.gate], 0)
-    delays = np.maximum(work - spent(graph, np.ones(len(trace.weight))), 0)
-    less = spent(graph, trace.weight)
-    prompt = mean_step(graph, replay(graph, delays))
-    ideal = mean_step(graph, replay(graph, delays + less, trace.quicker))
+    delays = np.maximum(work - part_of_work(graph, np.ones(len(trace.weight))), 0)
+    less = part_of_work(graph, trace.weight)
+    prompt = mean_seconds(graph, replay(graph, delays))
+    ideal = mean_seconds(graph, replay(graph, delays + less, trace.quicker))
 
     def kept(which: npt.NDArray[np.bool_]) -> float:
         mine = which[graph.rank]
         cut = np.where(mine, delays, delays + less)
-        return mean_step(graph, replay(graph, cut, np.where(mine, 0, trace.quicker))) / ideal
+        return mean_seconds(graph, replay(graph, cut, np.where(mine, 0, trace.quicker))) / ideal
 
     return {
-        "measured": mean_step(graph, graph.e), "replayed": mean_step(graph, replay(graph)), "prompt": prompt,
+        "measured": mean_seconds(graph, graph.e), "replayed": mean_seconds(graph, replay(graph)), "prompt": prompt,
         "ideal": ideal, "slowdown": prompt / ideal,
         "stage": {int(one): kept(trace.stage == one) for one in np.unique(trace.stage)},
         "dp_rank": {int(one): kept(trace.replica == one) for one in np.unique(trace.replica)},

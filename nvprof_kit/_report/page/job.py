@@ -321,7 +321,7 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
     return [
         page_table(rows, name, title, about, f"{command} --view {name} --format csv")
         for name, (rows, title, about) in tables.items()
-        if rows is not None and len(rows)
+        if len(rows)
     ]
 
 

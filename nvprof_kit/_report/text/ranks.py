@@ -45,7 +45,7 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
     parts += _who_waits(result.matrix, top)
     parts += _unlike(result.layers, top, fold)
     parts += _groups(result.groups, top)
-    if result.bubbles is not None and len(result.bubbles):
+    if len(result.bubbles):
         by_stage = result.bubbles.groupby("stage", sort=True)
         means = by_stage[["step_ns", "busy_ns", "wait_ns", "host_ns", "other_ns", "bubble_ns"]].mean()
         means = means.assign(share=means["bubble_ns"] / means["step_ns"].clip(lower=1))
@@ -162,9 +162,9 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:
     return _section(title, rows.rename(columns={"peers_ns": "its equals_ns"}), top)
 
 
-def _groups(groups: pd.DataFrame | None, top: int) -> Section:
+def _groups(groups: pd.DataFrame, top: int) -> Section:
     """The communicators and their purpose; one line per kind and size."""
-    if groups is None or not len(groups):
+    if not len(groups):
         return []
     kinds = ("kinds", lambda texts: ", ".join(sorted({kind for text in texts for kind in text.split(", ")})))
     columns = {"groups": ("ranks", "size"), "for example": ("ranks", "first"), "does": kinds}

@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from support.ranges.sink import Sink
 from torch import nn
 
 import nvprof_kit
@@ -37,7 +38,6 @@ from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._instrument import ranks
 from nvprof_kit._instrument.loop.schedule import VARIABLE, Window
 from nvprof_kit._instrument.memory.tensors import Counts
-from nvprof_kit._instrument.session import Backend
 from nvprof_kit._profiler import cost, layer_profiler
 from nvprof_kit.errors import UsageError
 
@@ -103,8 +103,12 @@ def options(tmp_path: Path) -> dict[str, Any]:
     return dict(folder=tmp_path / "traces", plots=False, echo=False)
 
 
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / RANK).iterdir() if path.name != ranks.OWNER)
+
+
 def names(options: dict[str, Any]) -> set[str]:
-    return {path.name for path in (options["folder"] / RANK).iterdir()} - {ranks.OWNER}
+    return set(files(options["folder"]))
 
 
 def test_it_leaves_the_files_of_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,28 +286,9 @@ def test_a_schedule_that_is_none_is_an_error_at_once() -> None:
 
 
 def test_under_a_tool_the_tool_records(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Told(Backend):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lines: list[str] = []
-            self.pop = lambda: None
-
-        def pusher(self, range_):
-            return lambda: self.lines.append(range_.text)
-
-        def start(self, range_) -> object:
-            self.lines.append(f"start {range_.text}")
-            return range_
-
-        def end(self, started) -> None:
-            self.lines.append(f"end {started.text}")
-
-        def mark(self, range_) -> None:
-            self.lines.append(f"mark {range_.text}")
-
     monkeypatch.setattr(layer_profiler, "tool_attached", lambda: True)
-    told = Told()
-    session.activate(told)
+    sink = Sink()
+    session.activate(sink)
     try:
         training = Training()
         with warnings.catch_warnings():
@@ -311,8 +296,8 @@ def test_under_a_tool_the_tool_records(options: dict[str, Any], monkeypatch: pyt
             training.loop(LayerProfiler(training.model, "1:2", **options), 3)
     finally:
         session.deactivate()
-    assert told.lines[0] == "start window" and told.lines[-1] == "end window"
-    assert told.lines[1:4] == ["step 1", "Net", "spatial_blocks.0"]
+    assert sink.lines[:4] == ["start window", "step 1", "  Net", "    spatial_blocks.0"]
+    assert sink.lines[-1] == "end window" and sink.open_count() == 0
     assert not options["folder"].exists()
 
 
@@ -385,10 +370,6 @@ def loop(path: Path, handler: object, schedule: Schedule) -> None:
             with step(number):
                 model(torch.ones(2, 4)).sum().backward()
             profiling.step()
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / RANK).iterdir() if path.name != ranks.OWNER)
 
 
 def test_a_table_and_a_trace_for_each_step(tmp_path: Path) -> None:

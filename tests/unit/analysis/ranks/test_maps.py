@@ -143,8 +143,9 @@ def test_some_ranks_and_one_step(job: Job, tmp_path: Path) -> None:
     names = " ".join(sorted(processes(two)))
     assert "rank 0" in names and "rank 2" in names and "rank 1" not in names
     assert two.stat().st_size < job.export().save(tmp_path / "all.json.gz").stat().st_size
-    with pytest.raises(UsageError, match="no rank 7 in the job; it has 3 ranks"):
-        job.export(ranks=[7])
+    for unknown in (lambda: job.export(ranks=[7]), lambda: job.what_if(rank=7)):
+        with pytest.raises(UsageError, match="no rank 7 in the job; it has 3 ranks"):
+            unknown()
     with pytest.raises(UsageError, match=r"x\.pftrace: no format has this suffix"):
         job.export().save(tmp_path / "x.pftrace")
 
