@@ -42,6 +42,25 @@ class Peaks:
     measured: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
 
+    @classmethod
+    def measured_in(cls, path: Path, gpu: str) -> Peaks | None:
+        """What was measured of a GPU; None without a file, or if it is of another GPU."""
+        if not path.is_file():
+            return None
+        try:
+            figures = json.loads(path.read_bytes())
+            flops = {dtype: float(figures["flops"][dtype]) for dtype in DTYPES if dtype in figures["flops"]}
+            bandwidth = float(figures["bandwidth"])
+            if not all(1e9 <= number < 1e18 for number in (*flops.values(), bandwidth)):
+                raise ValueError("a figure is not between 1e9 and 1e18 a second")
+            return (
+                cls(gpu, flops, bandwidth, "measured", (*flops, "memory"), (path,)) if figures["gpu"] == gpu else None
+            )
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise CaptureError(
+                f"{path}: no peaks of a GPU ({error}); measure again: nvprof-kit doctor --measure"
+            ) from None
+
 
 @lru_cache(maxsize=1)
 def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
@@ -74,7 +93,7 @@ def peaks_of(
     if len(names) == 1:
         (name,) = names
         peaks = next((peaks for match, peaks in known_gpus() if match.search(name)), None)
-        measured = None if capture is None else _measured_peaks(Path(capture).with_name(PEAKS_FILE), name)
+        measured = None if capture is None else Peaks.measured_in(Path(capture).with_name(PEAKS_FILE), name)
         if measured is not None:
             peaks = (
                 measured
@@ -86,21 +105,6 @@ def peaks_of(
     if peaks is None:
         return Peaks(", ".join(sorted(names)) or "the GPU", dict(user_peaks), source="--peak")
     return replace(peaks, flops={**peaks.flops, **user_peaks}, source=f"{peaks.source}; --peak")
-
-
-def _measured_peaks(path: Path, gpu: str) -> Peaks | None:
-    """What was measured of a GPU; None without a file, or if it is of another GPU."""
-    if not path.is_file():
-        return None
-    try:
-        figures = json.loads(path.read_bytes())
-        flops = {dtype: float(figures["flops"][dtype]) for dtype in DTYPES if dtype in figures["flops"]}
-        bandwidth = float(figures["bandwidth"])
-        if not all(1e9 <= number < 1e18 for number in (*flops.values(), bandwidth)):
-            raise ValueError("a figure is not between 1e9 and 1e18 a second")
-        return Peaks(gpu, flops, bandwidth, "measured", (*flops, "memory"), (path,)) if figures["gpu"] == gpu else None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CaptureError(f"{path}: no peaks of a GPU ({error}); measure again: nvprof-kit doctor --measure") from None
 
 
 def parse_peak(text: str) -> tuple[str, float]:

@@ -140,6 +140,27 @@ class _Samples(NamedTuple):
     end: Int64Array
     values: dict[str, Floats]
 
+    @classmethod
+    def of(cls, trace: Trace, device: int) -> _Samples:
+        """The samples of a GPU of a capture."""
+        assert trace.samples is not None
+        device_rows = trace.samples[trace.samples["device"] == device]
+        start, index = np.unique(device_rows["time_ns"].to_numpy(), return_inverse=True)
+        usual = int(np.median(np.diff(start))) if len(start) > 1 else 0
+        end = np.append(np.minimum(start[1:], start[:-1] + 2 * usual), start[-1:] + usual)
+        ops = trace.ops[trace.ops["device"] == device]
+        busy = _covered(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), start, end)
+        busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)
+        names, value = device_rows["metric"].to_numpy(), device_rows["value"].to_numpy()
+        values = {}
+        for column, (_, _, candidates) in _SAMPLED.items():
+            values[column] = np.full(len(start), np.nan)
+            chosen = next((names == name for name in candidates if (names == name).any()), None)
+            if chosen is not None:
+                values[column][index[chosen]] = value[chosen]
+                values[column] = np.minimum(values[column] / busy_share, 100.0)
+        return cls(start, end, values)
+
     def met_by(self, starts: Int64Array, ends: Int64Array) -> _Samples:
         """Select samples with intervals that overlap the given ones, which are disjoint and sorted."""
         first = np.maximum(np.searchsorted(self.start, starts, side="right") - 1, 0)
@@ -169,7 +190,7 @@ def metrics(operations: Operations, *, self_only: bool = False, steps: StepOptio
             f"{trace.info.path}: no samples of GPU metrics; record with `nsys profile --gpu-metrics-device=all` "
             "(--gpu-metrics-devices in nsys 2024.5 and newer)"
         )
-    by_device = {device: _of_device(trace, device) for device in sorted(set(trace.samples["device"]))}
+    by_device = {device: _Samples.of(trace, device) for device in sorted(set(trace.samples["device"]))}
     interval = int(
         np.median(np.concatenate([device_samples.end - device_samples.start for device_samples in by_device.values()]))
     )
@@ -200,26 +221,6 @@ def metrics(operations: Operations, *, self_only: bool = False, steps: StepOptio
         means=means,
         blocks=NO_BLOCKS if self_only else computing_blocks(operations, is_shown),
     )
-
-
-def _of_device(trace: Trace, device: int) -> _Samples:
-    assert trace.samples is not None
-    device_rows = trace.samples[trace.samples["device"] == device]
-    start, index = np.unique(device_rows["time_ns"].to_numpy(), return_inverse=True)
-    usual = int(np.median(np.diff(start))) if len(start) > 1 else 0
-    end = np.append(np.minimum(start[1:], start[:-1] + 2 * usual), start[-1:] + usual)
-    ops = trace.ops[trace.ops["device"] == device]
-    busy = _covered(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), start, end)
-    busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)
-    names, value = device_rows["metric"].to_numpy(), device_rows["value"].to_numpy()
-    values = {}
-    for column, (_, _, candidates) in _SAMPLED.items():
-        values[column] = np.full(len(start), np.nan)
-        chosen = next((names == name for name in candidates if (names == name).any()), None)
-        if chosen is not None:
-            values[column][index[chosen]] = value[chosen]
-            values[column] = np.minimum(values[column] / busy_share, 100.0)
-    return _Samples(start, end, values)
 
 
 def _rows(

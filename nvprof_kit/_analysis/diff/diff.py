@@ -236,10 +236,9 @@ def diff(
     reasons = _reasons_against(infos, runs)
     if reasons and not (anyway and all(len(run.steps) for run in runs)):
         raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {'; '.join(reasons)}")
-    on_gpu = all(info.on_gpu for info in infos)
     wall_ns = sum(float(run.wall.sum()) for run in runs)
     idle = max(1 - sum(run.times.to_numpy().sum() for run in runs) / wall_ns, 0.0) if wall_ns else 0.0
-    noise = Noise.between(min(len(base), len(new)), idle, on_gpu, run_noise)
+    noise = Noise.between(min(len(base), len(new)), idle, all(info.on_gpu for info in infos), run_noise)
     compared = {level: _compare(level, sides, noise) for level in LEVELS}
     rows = pd.concat([table for table, _ in compared.values()], ignore_index=True)
     changes = {level: change for level, (_, change) in compared.items() if change is not None}
@@ -256,10 +255,7 @@ def diff(
         launches=launches,
         noise=noise,
         unit="block" if runs[0].blocks else "step",
-        notes=(
-            *_notes_on_runs(infos, sides, changes),
-            *_notes_on_noise(rows, noise, on_gpu, changes),
-        ),
+        notes=tuple(_notes(infos, sides, changes, noise)),
     )
 
 
@@ -382,11 +378,14 @@ def _compare(
     return table[[name for name in COLUMNS if name in table]], changes
 
 
-def _notes_on_runs(
-    infos: Sequence[CaptureInfo], sides: tuple[list[Samples], list[Samples]], changes: Mapping[str, Effects]
+def _notes(
+    infos: Sequence[CaptureInfo],
+    sides: tuple[list[Samples], list[Samples]],
+    changes: Mapping[str, Effects],
+    noise: Noise,
 ) -> list[str]:
-    """That blocks are compared instead of steps, the median block, and how long the GPU was idle; then for each run
-    which steps are left out, as warm-up or of rows that stalled in them.
+    """What a reader could otherwise misunderstand about how the captures were compared: blocks instead of steps, steps
+    that are left out, as warm-up or of rows that stalled in them, communication, and the noise.
     """
     notes, runs = [], [*sides[0], *sides[1]]
     if runs[0].blocks:
@@ -416,17 +415,11 @@ def _notes_on_runs(
             notes.append(
                 f"{info.path}: left out because it took much longer than the other steps: {', '.join(stalls)}."
             )
-    return notes
-
-
-def _notes_on_noise(rows: pd.DataFrame, noise: Noise, on_gpu: bool, changes: Mapping[str, Effects]) -> list[str]:
-    """What a reader could otherwise misunderstand about how the captures were compared."""
-    notes = []
-    if ((rows["level"] == "class") & (rows["kernel_class"] == "comm")).any():
+    if any("comm" in run.times.index.get_level_values("kernel_class") for run in runs):
         notes.append("Layers and phases are compared without communication, which may be waiting for other ranks.")
     if noise.assumed:
         assumed = f"CPU time {within(HOST_NOISE)}"
-        if on_gpu:
+        if all(info.on_gpu for info in infos):
             assumed = (
                 f"GPU time {within(noise.operations)} (--run-noise), time of the host {within(HOST_NOISE)}, this step "
                 f"{within(noise.step)}"

@@ -399,7 +399,7 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
         for row in order[((counts | is_unknown) & is_in_step)[order]].tolist():
             key, call, name = (code[row], arguments[row]), calls[arguments[row]], str(names[code[row]])
             if key not in of_call:
-                of_call[key] = None if is_unknown[row] else _work_of(name.removeprefix("aten::"), call, widths)
+                of_call[key] = None if is_unknown[row] else _Work.of(name.removeprefix("aten::"), call, widths)
             region, work = int(of_range[inner[row]]), of_call[key]
             if work is None:
                 unknown.append((region, name, 1))
@@ -422,30 +422,30 @@ class _Work(NamedTuple):
     reads: list[int]
     writes: list[int]
 
-
-def _work_of(name: str, call: _Call, widths: dict[int, int]) -> _Work | None:
-    """The work of one call; None if its shapes do not give its operations, or are not recorded."""
-    formula = _FORMULAS.get(name)
-    reads, writes, share = list[int](), list[int](), 1.0
-    try:
-        flops = formula(call) if formula else 0
-        is_backward = name.endswith("_backward")
-        causal = _CAUSAL.get(name.removesuffix("_backward"))
-        if causal is not None and call.value(causal[is_backward]):  # as in the counter's `causal_share`
-            queries, keys = (call.shape(position + is_backward, 4)[2] for position in (0, 1))
-            square = min(queries, keys)
-            share = (square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1)
-        single = [position for position, type_name in enumerate(call.types) if type_name != "TensorList"]
-        tensors = [tensor for position in single for tensor in call.tensors(position)]
-        reads, writes = _traffic(name, call, widths)
-        widths |= {prod(tensor.dims): tensor.width for tensor in tensors}
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError):  # a form that is not foreseen
-        if formula or "TensorList" in call.types:
-            return None
-        flops, tensors = 0, []
-    dtypes = {tensor.dtype for tensor in tensors} if formula else set()
-    dtype = next((dtype for dtype, _ in _TYPES.values() if dtype in dtypes and dtype), "")
-    return _Work(dtype, flops, flops * share, [size for size in reads if size], [size for size in writes if size])
+    @classmethod
+    def of(cls, name: str, call: _Call, widths: dict[int, int]) -> _Work | None:
+        """The work of one call; None if its shapes do not give its operations, or are not recorded."""
+        formula = _FORMULAS.get(name)
+        reads, writes, share = list[int](), list[int](), 1.0
+        try:
+            flops = formula(call) if formula else 0
+            is_backward = name.endswith("_backward")
+            causal = _CAUSAL.get(name.removesuffix("_backward"))
+            if causal is not None and call.value(causal[is_backward]):  # as in the counter's `causal_share`
+                queries, keys = (call.shape(position + is_backward, 4)[2] for position in (0, 1))
+                square = min(queries, keys)
+                share = (square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1)
+            single = [position for position, type_name in enumerate(call.types) if type_name != "TensorList"]
+            tensors = [tensor for position in single for tensor in call.tensors(position)]
+            reads, writes = _traffic(name, call, widths)
+            widths |= {prod(tensor.dims): tensor.width for tensor in tensors}
+        except (ValueError, TypeError, IndexError, KeyError, AttributeError):  # a form that is not foreseen
+            if formula or "TensorList" in call.types:
+                return None
+            flops, tensors = 0, []
+        dtypes = {tensor.dtype for tensor in tensors} if formula else set()
+        dtype = next((dtype for dtype, _ in _TYPES.values() if dtype in dtypes and dtype), "")
+        return cls(dtype, flops, flops * share, [size for size in reads if size], [size for size in writes if size])
 
 
 def _kind(name: str) -> str:

@@ -78,6 +78,46 @@ class Rule:
     pair: str = ""
     part: str = ""
 
+    @classmethod
+    def of(cls, entry: Mapping[str, Any], named: str) -> Rule:
+        """The rule of a table.
+
+        Args:
+            entry: The table.
+            named: What error messages call it.
+
+        Raises:
+            UsageError: It is not a rule of ``docs/foreign.md``.
+        """
+        _check_keys(entry, _KEYS, named)
+        for key, value in entry.items():
+            if not isinstance(value, str):
+                raise UsageError(f"{named}: {key} = {value!r}; every value must be a text in quotes")
+        if "match" not in entry:
+            raise UsageError(f"{named}: lacks match, the regular expression that the whole text of a range must match")
+        match = _pattern(entry["match"], named)
+        groups = dict.fromkeys(match.groupindex, "1")
+        # a group with the name of a key needs no template
+        templates = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
+        for key, template in templates.items():
+            try:  # a format width or an attribute access could create huge strings or reach into Python objects
+                fields = [field for field in Formatter().parse(template or "") if field[1] is not None]
+                odd = next((repr(name) for _, name, width, how in fields if name not in groups or width or how), "")
+            except ValueError as error:
+                odd = str(error)
+            if odd:
+                raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
+        if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in LAYER_PHASES:
+            raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(LAYER_PHASES)}")
+        operator = entry.get("operator", "")
+        if operator not in ("", *OPERATORS):
+            raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")
+        pair = entry.get("pair", "")
+        if pair not in ("", *PAIR):
+            raise UsageError(f"{named}: pair = {pair!r}; needed one of {', '.join(PAIR)}")
+        category = _pattern(entry["category"], named) if "category" in entry else None
+        return cls(match, category, **templates, operator=operator, pair=pair, part=entry.get("part", ""))
+
     def meaning(self, text: str, category: str | None) -> Meaning | None:  # noqa: PLR0911
         """The meaning of a range by this rule, None if the rule does not match."""
         match = self.match.fullmatch(text)
@@ -188,7 +228,7 @@ def parse_rules(text: str, source: str) -> Rules:
         tables = document.get(key, [])
         if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
             raise UsageError(f"{source}: {key} is not a list of tables; write each below a line [[{key}]]")
-    rules = [_rule(table, f"{source}: rule {number}") for number, table in enumerate(document.get("rule", []), 1)]
+    rules = [Rule.of(table, f"{source}: rule {number}") for number, table in enumerate(document.get("rule", []), 1)]
     tables = document.get("kernel", [])
     kernels = [classes.rule_of(table, f"{source}: kernel {number}") for number, table in enumerate(tables, 1)]
     for other in document.get("include", []):
@@ -206,37 +246,6 @@ def parse_rules(text: str, source: str) -> Rules:
         rules=tuple(rules),
         kernels=tuple(kernels),
     )
-
-
-def _rule(entry: Mapping[str, Any], named: str) -> Rule:
-    _check_keys(entry, _KEYS, named)
-    for key, value in entry.items():
-        if not isinstance(value, str):
-            raise UsageError(f"{named}: {key} = {value!r}; every value must be a text in quotes")
-    if "match" not in entry:
-        raise UsageError(f"{named}: lacks match, the regular expression that the whole text of a range must match")
-    match = _pattern(entry["match"], named)
-    groups = dict.fromkeys(match.groupindex, "1")
-    # a group with the name of a key needs no template
-    templates = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
-    for key, template in templates.items():
-        try:  # a format width or an attribute access could create huge strings or reach into Python objects
-            fields = [field for field in Formatter().parse(template or "") if field[1] is not None]
-            odd = next((repr(name) for _, name, width, how in fields if name not in groups or width or how), "")
-        except ValueError as error:
-            odd = str(error)
-        if odd:
-            raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
-    if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in LAYER_PHASES:
-        raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(LAYER_PHASES)}")
-    operator = entry.get("operator", "")
-    if operator not in ("", *OPERATORS):
-        raise UsageError(f"{named}: operator = {operator!r}; needed one of {', '.join(OPERATORS)}")
-    pair = entry.get("pair", "")
-    if pair not in ("", *PAIR):
-        raise UsageError(f"{named}: pair = {pair!r}; needed one of {', '.join(PAIR)}")
-    category = _pattern(entry["category"], named) if "category" in entry else None
-    return Rule(match, category, **templates, operator=operator, pair=pair, part=entry.get("part", ""))
 
 
 def _pattern(expression: str, named: str) -> re.Pattern[str]:

@@ -232,6 +232,10 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     else:
         work, warnings, unused = _spread_work(report, amounts, read_kernels(trace), trace)
     total_ns = float(work.launches["ns"].sum())
+    # blocks are alike by their compute time; collectives mostly wait and are not measured
+    is_comm = np.array([*(family_of(name).kernel_class == "comm" for name in work.names), False])
+    self_ns = work.launches[~is_comm[work.launches["item"]]].groupby("owner")["ns"].sum()
+    times = dict(zip(work.owners, self_ns.reindex(range(len(work.owners)), fill_value=0.0).tolist(), strict=True))
     return NcuLayers(
         rows=_rows(work),
         kernels=_kernels(work),
@@ -243,19 +247,9 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
         path=report.path,
         report=report,
         capture=trace.info.path if trace is not None else "",
-        blocks=_blocks(work),
+        blocks=Blocks.of(times, work.parents, (layer for layer, _ in work.owners)),
         work=work,
     )
-
-
-def _blocks(work: Work) -> Blocks:
-    """The layers by their compute time; collectives are left out because they mostly wait and are not measured."""
-    is_comm = np.array([*(family_of(name).kernel_class == "comm" for name in work.names), False])
-    self_ns = work.launches[~is_comm[work.launches["item"]]].groupby("owner")["ns"].sum()
-    times = dict.fromkeys(work.owners, 0.0)
-    for owner, ns in self_ns.items():
-        times[work.owners[int(str(owner))]] += ns
-    return Blocks.of(times, work.parents, (layer for layer, _ in work.owners))
 
 
 def _spread_work(
