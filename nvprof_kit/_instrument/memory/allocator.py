@@ -16,27 +16,45 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from nvprof_kit._instrument.memory.tensors import Counts, Held
+from nvprof_kit._instrument.memory import snapshot
+from nvprof_kit._instrument.memory.tensors import Ledger, Row
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import LAYER_CATEGORIES, Category, strip_wrappers
 
-_PREFIX = "nvprof_kit:call:"
-_EVENTS = 200_000
+_LABEL = "nvprof_kit:call:"
+_MAX_EVENTS = 200_000
 """Maximum number of allocator events kept between two readings."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of the CUDA caching allocator, in bytes.
+
+    Attributes:
+        allocated: Size of the blocks in use.
+        requested: Requested bytes in these blocks.
+        reserved: Memory reserved from CUDA.
+        peak: Maximum of `allocated` since the last reading.
+    """
+
+    allocated: int
+    requested: int
+    reserved: int
+    peak: int
 
 
 def cuda_counts(device: int | torch.device) -> Counts:
     """Counters of PyTorch's allocator of a CUDA device; resets ``max_memory_allocated``."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     allocated = stats["allocated_bytes"]["all"]
-    requested = stats.get("requested_bytes", stats["allocated_bytes"])["all"]["current"]
+    requested, reserved = stats["requested_bytes"]["all"], stats["reserved_bytes"]["all"]
     torch.cuda.reset_peak_memory_stats(device)
-    return Counts(allocated["current"], requested, stats["reserved_bytes"]["all"]["current"], allocated["peak"])
+    return Counts(allocated["current"], requested["current"], reserved["current"], allocated["peak"])
 
 
 @dataclass
@@ -87,11 +105,11 @@ class History:
     this class records nothing.
 
     Args:
-        device: Device ordinal.
+        device: Device ordinal; None to record nothing.
         memory: The module ``torch.cuda.memory``.
     """
 
-    def __init__(self, device: int, memory: Any = torch.cuda.memory) -> None:
+    def __init__(self, device: int | None, memory: Any = torch.cuda.memory) -> None:
         self._device = device
         self._memory = memory
         self._recording = False
@@ -99,50 +117,40 @@ class History:
     def start(self) -> None:
         """Start recording."""
         is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-        by_others = _snapshot_runs() or bool(is_enabled and torch.cuda.is_available() and is_enabled())
-        if hasattr(self._memory, "_set_memory_metadata") and not by_others:
+        by_others = snapshot.is_recording() or bool(is_enabled and torch.cuda.is_available() and is_enabled())
+        if self._device is not None and hasattr(self._memory, "_set_memory_metadata") and not by_others:
             self._record()
             self._recording = True
 
     def stop(self) -> None:
         """Stop recording."""
-        recording, self._recording = self._recording, False
-        if recording:
-            self.label(None)
-            if not _snapshot_runs():
-                self._memory._record_memory_history(enabled=None)
+        self.label(None)
+        if self._recording and not snapshot.is_recording():
+            self._memory._record_memory_history(enabled=None)
+        self._recording = False
 
     def label(self, number: int | None) -> None:
         """Label later allocations with the number of a call."""
         if self._recording:
-            self._memory._set_memory_metadata("" if number is None else f"{_PREFIX}{number}")
+            self._memory._set_memory_metadata("" if number is None else f"{_LABEL}{number}")
 
     def take(self) -> dict[int, int] | None:
         """Largest allocation of each call since the last reading, in bytes; None if not recording."""
-        if not self._recording or _snapshot_runs():
+        if not self._recording or snapshot.is_recording():
             return None
         largest: dict[int, int] = {}
         for event in self._memory._snapshot()["device_traces"][self._device]:
             label = event.get("user_metadata") or ""
-            if event["action"] == "alloc" and label.startswith(_PREFIX):
-                number = int(label.removeprefix(_PREFIX))
+            if event["action"] == "alloc" and label.startswith(_LABEL):
+                number = int(label.removeprefix(_LABEL))
                 largest[number] = max(largest.get(number, 0), event["size"])
         self._record()
         return largest
 
     def _record(self) -> None:
-        try:
-            self._memory._record_memory_history(
-                enabled="all", context=None, stacks="python", max_entries=_EVENTS, clear_history=True
-            )
-        except TypeError:  # older PyTorch cannot clear the history; reading events twice does not change a maximum
-            self._memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=_EVENTS)
-
-
-def _snapshot_runs() -> bool:
-    from nvprof_kit._instrument.memory import snapshot
-
-    return snapshot._running is not None
+        self._memory._record_memory_history(
+            enabled="all", context=None, stacks="python", max_entries=_MAX_EVENTS, clear_history=True
+        )
 
 
 class Boundaries:
@@ -163,7 +171,7 @@ class Boundaries:
         self.seen: list[Boundary] = []
         self.step = 0
         self._read_counts = read
-        self._history = history
+        self._history = history or History(None)
         self._numbers = count()
         self._largest: dict[int, int] = {}
         self._settled = 0
@@ -179,7 +187,7 @@ class Boundaries:
             phase, caller = range_.category.value, calls[-1].number if calls else None
             layer = range_.text if range_.category is Category.FORWARD else range_.text.removesuffix(f" {phase}")
             calls.append(Boundary(layer, phase, next(self._numbers), caller, allocated, allocated))
-            self._label(calls[-1].number)
+            self._history.label(calls[-1].number)
 
     def left(self, range_: Range) -> None:
         """A range has closed."""
@@ -190,12 +198,12 @@ class Boundaries:
         call = calls.pop()
         call.step, call.seconds = self.step, time.perf_counter() - self._began
         call.end, call.reserved = counts.allocated, counts.reserved
-        self._label(call.caller)
+        self._history.label(call.caller)
         self.seen.append(call)
 
     def settle(self) -> None:
         """Set the largest allocations of the completed calls."""
-        allocations = None if self._history is None else self._history.take()
+        allocations = self._history.take()
         if allocations is None:
             return
         for number, size in allocations.items():
@@ -213,10 +221,6 @@ class Boundaries:
         peak, self._peak = self._peak, 0
         return replace(counts, peak=peak)
 
-    def _label(self, number: int | None) -> None:
-        if self._history is not None:
-            self._history.label(number)
-
     def _read(self) -> Counts:
         counts = self._read_counts()
         self._peak = max(self._peak, counts.peak)
@@ -226,41 +230,20 @@ class Boundaries:
         return counts
 
 
-WORKSPACE, AUTOCAST, UNEXPLAINED = "workspace", "autocast", "unexplained"
-"""Kinds of this memory: cuBLAS workspaces, autocast's copies of weights, and the rest."""
-
-_LISTED = 8
+_MAX_SIZES = 8
 """Number of sizes of unexplained blocks with a row of their own."""
 
 
-class Block(NamedTuple):
-    """A block in use: its address, its size, and the requested bytes."""
-
-    address: int
-    size: int
-    requested: int
-
-
-def cuda_blocks(device: int) -> list[Block]:
-    """The blocks in use of PyTorch's allocator on a CUDA device."""
+def cuda_blocks(device: int) -> list[dict[str, Any]]:
+    """The blocks in use of PyTorch's allocator on a CUDA device, each with ``address``, ``size`` and
+    ``requested_size``.
+    """
     try:
         segments = torch.cuda.memory_snapshot(include_traces=False)
     except TypeError:  # older PyTorch
         segments = torch.cuda.memory_snapshot()
-    return [
-        Block(block["address"], block["size"], block.get("requested_size", block["size"]))
-        for segment in segments
-        if segment["device"] == device
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    ]
-
-
-def unknown_blocks(blocks: Iterable[Block], addresses: Iterable[int]) -> list[Block]:
-    """The blocks that contain none of the known addresses."""
-    places = sorted(addresses)
-    places.append(1 << 64)
-    return [block for block in blocks if places[bisect_left(places, block.address)] >= block.address + block.size]
+    blocks = (block for segment in segments if segment["device"] == device for block in segment["blocks"])
+    return [block for block in blocks if block["state"] == "active_allocated"]
 
 
 def workspace_bytes(capability: tuple[int, int], environ: Mapping[str, str] = os.environ) -> int:
@@ -286,34 +269,41 @@ def cast_weights(model: nn.Module, device: torch.device) -> Iterator[tuple[str, 
 
 
 def unknown_rows(
-    device: torch.device,
-    in_use: Iterable[Block],
-    addresses: Iterable[int],
+    rows: Iterable[Row],
+    ledger: Ledger,
     *,
-    workspace: int,
-    casts: Iterable[tuple[str, int]],
-    unexplained: int,
-) -> Iterator[Held]:
-    """Classify the blocks that contain no known tensor; the rows add up to the unexplained bytes.
+    model: nn.Module,
+    device: torch.device,
+    counts: Counts,
+    blocks: Iterable[Mapping[str, Any]] | None,
+) -> list[Row]:
+    """The allocated bytes that belong to no known tensor: rounding, cuBLAS workspaces, autocast's copies of weights,
+    and the others by block size.
 
     Args:
-        device: The device, for the rows.
-        in_use: The blocks in use.
-        addresses: Addresses of the storages already counted.
-        workspace: Bytes of a cuBLAS workspace; 0 if there is none.
-        casts: Weights that autocast may have cached, with the bytes of the copy.
-        unexplained: Number of unexplained bytes.
+        rows: The rows of the known tensors.
+        ledger: Has counted these.
+        model: The model, whose weights autocast may have copied.
+        device: The device.
+        counts: Its counters. The known and unknown rows add up to the allocated bytes.
+        blocks: Its blocks in use, as `cuda_blocks`; None if the allocator does not list them.
     """
-    here = str(device)
-    sizes = Counter(block.requested for block in unknown_blocks(in_use, addresses))
-    rows: list[Held] = []
-    if workspace and sizes[workspace]:
-        rows.append(Held(WORKSPACE, "cublas", sizes.pop(workspace) * workspace, here))
-    for path, size in casts:
+    addresses = [*sorted(ledger.addresses), 1 << 64]
+    sizes: Counter[int] = Counter()
+    for block in blocks or ():
+        if addresses[bisect_left(addresses, block["address"])] >= block["address"] + block["size"]:
+            sizes[block["requested_size"]] += 1
+    name = str(device)
+    unknown = [Row("rounding", "", counts.allocated - counts.requested, name)]
+    workspace = workspace_bytes(torch.cuda.get_device_capability(device)) if sizes else 0
+    if sizes[workspace]:
+        unknown.append(Row("workspace", "cublas", sizes.pop(workspace) * workspace, name))
+    for path, size in cast_weights(model, device):
         if sizes[size] > 0:
             sizes[size] -= 1
-            rows.append(Held(AUTOCAST, path, size, here))
-    totals = sorted(((size * blocks, size, blocks) for size, blocks in sizes.items() if blocks), reverse=True)
-    rows += [Held(UNEXPLAINED, f"{blocks} of {size} bytes", total, here) for total, size, blocks in totals[:_LISTED]]
-    yield from rows
-    yield Held(UNEXPLAINED, "", unexplained - sum(row.bytes for row in rows), here)
+            unknown.append(Row("autocast", path, size, name))
+    totals = sorted(((size * times, size, times) for size, times in sizes.items() if times), reverse=True)
+    for total, size, times in totals[:_MAX_SIZES]:
+        unknown.append(Row("unexplained", f"{times} of {size} bytes", total, name))
+    explained = sum(row.bytes for row in [*rows, *unknown] if row.device == name)
+    return [*unknown, Row("unexplained", "", counts.allocated - explained, name)]

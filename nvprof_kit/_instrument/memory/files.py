@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from nvprof_kit._instrument.memory.tensors import ACTIVATION, GRADS, KINDS, NONE, OS_PARAMS, OS_STATE, PARAMS, Held
+from nvprof_kit._instrument.memory.allocator import Boundary, Counts
+from nvprof_kit._instrument.memory.tensors import ACTIVATION, GRADS, KINDS, NONE, OS_PARAMS, OS_STATE, PARAMS, Row
 from nvprof_kit._instrument.ranks import claim
 from nvprof_kit.errors import UsageError
-
-if TYPE_CHECKING:
-    from nvprof_kit._instrument.memory.allocator import Boundary
-    from nvprof_kit._instrument.memory.tensors import TimePoint
-
-_MB = 1 << 20
 
 LAYOUTS = {
     PARAMS: ("params_layout", "param_mem"),
@@ -37,70 +33,98 @@ BOUNDARY_COLUMNS = (
 )  # fmt: skip
 
 
-class MemoryFiles:
-    """The files of one rank.
-
-    Args:
-        folder: The rank's folder; created and claimed here. Files of an earlier run are replaced.
-        layouts: Write the bytes of each module at each time point, not only the sums.
-        pages: Write the sunburst pages and the line chart.
+@dataclass(frozen=True)
+class TimePoint:
+    """The memory at one moment.
 
     Attributes:
-        folder: The folder in use; a different one if another process has claimed the rank's folder.
+        number: Counted from 0.
+        name: ``step 0 forward``, or the name passed to `MemoryProfiler.point`.
+        seconds: Time since the profiler started.
+        device: The device on which the model computes; rows on other devices are offloaded.
+        rows: The bytes by kind and module; with CUDA also ``rounding``, and ``unexplained`` last.
+        allocator: Counters of the CUDA caching allocator; None without CUDA.
+    """
+
+    number: int
+    name: str
+    seconds: float
+    device: str
+    rows: tuple[Row, ...] = field(repr=False)
+    allocator: Counts | None = None
+
+    def sum_of(self, *kinds: str) -> int:
+        """Bytes of the kinds on the device."""
+        return sum(row.bytes for row in self.rows if row.kind in kinds and row.device == self.device)
+
+    @property
+    def offloaded(self) -> int:
+        """Bytes of the five kinds on other devices."""
+        return sum(row.bytes for row in self.rows if row.kind in KINDS and row.device != self.device)
+
+    @property
+    def total(self) -> int:
+        """Bytes of the five kinds on the device."""
+        return self.sum_of(*KINDS)
+
+
+def start_files(folder: Path) -> Path:
+    """Create the rank's folder, claim it, and begin the log and the table there; files of an earlier run are replaced.
+
+    Returns:
+        The folder in use; a different one if another process has claimed the rank's folder.
 
     Raises:
         UsageError: The folder cannot be created or written to.
     """
-
-    def __init__(self, folder: Path, *, layouts: bool, pages: bool) -> None:
-        self._layouts, self._pages = layouts, pages
-        try:
-            self.folder = folder = claim(folder)
-            self._log = (folder / "memory.log").open("w", encoding="utf-8", errors="xmlcharrefreplace")
-            self._table = (folder / "memory.csv").open("w", encoding="utf-8", errors="xmlcharrefreplace", newline="")
-        except OSError as error:
-            raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
-        self._rows = csv.writer(self._table, lineterminator="\n")
-        self._rows.writerow(COLUMNS)
-
-    def write(self, point: TimePoint) -> None:
-        """Write a time point and flush, so that a killed rank leaves its log."""
-        self._log.write(log_text(point, layouts=self._layouts))
-        self._log.flush()
-        time_point = (point.number, point.name, f"{point.seconds:.6f}")
-        self._rows.writerows((*time_point, row.kind, row.path, row.bytes, row.device) for row in point.rows)
-        self._table.flush()
-
-    def finish(self, points: Sequence[TimePoint], boundaries: Sequence[Boundary]) -> None:
-        """Close the files, and write the pages from all time points."""
-        self._log.close()
-        self._table.close()
-        if boundaries:
-            path = self.folder / "layers.csv"
-            with path.open("w", encoding="utf-8", errors="xmlcharrefreplace", newline="") as file:
-                rows = csv.writer(file, lineterminator="\n")
-                rows.writerow(BOUNDARY_COLUMNS)
-                for b in boundaries:
-                    sizes = (b.start, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
-                    rows.writerow((b.step, b.layer, b.phase, f"{b.seconds:.6f}", *sizes))
-        if self._pages and points:
-            from nvprof_kit._report.page.sunburst import write_sunbursts
-            from nvprof_kit._report.plots.memory import write_curve
-
-            write_sunbursts(self.folder, [(point.name, point.device, point.rows) for point in points])
-            if boundaries:
-                write_curve(self.folder / "memory_usage_line_chart.png", boundaries)
-
-    def abandon(self) -> None:
-        """Close the files after a failed write; unflushed data is lost."""
-        for file in (self._log, self._table):
-            with suppress(OSError):
-                file.close()
+    try:
+        folder = claim(folder)
+        _write(folder / "memory.log", "", "w")
+        _write(folder / "memory.csv", _csv([COLUMNS]), "w")
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write there: {error.strerror}") from None
+    return folder
 
 
-def log_text(point: TimePoint, *, layouts: bool) -> str:
+def write_point(folder: Path, point: TimePoint) -> None:
+    """Append a time point to the log and the table, so that a killed rank leaves them."""
+    _write(folder / "memory.log", log_text(point))
+    columns = (point.number, point.name, f"{point.seconds:.6f}")
+    _write(folder / "memory.csv", _csv((*columns, row.kind, row.path, row.bytes, row.device) for row in point.rows))
+
+
+def write_calls(folder: Path, boundaries: Sequence[Boundary]) -> None:
+    """Write the table of layer calls."""
+    rows: list[tuple[Any, ...]] = [BOUNDARY_COLUMNS]
+    for b in boundaries:
+        sizes = (b.start, b.end, b.retained, b.transient, b.peak, b.reserved, b.largest)
+        rows.append((b.step, b.layer, b.phase, f"{b.seconds:.6f}", *sizes))
+    _write(folder / "layers.csv", _csv(rows), "w")
+
+
+def write_pages(folder: Path, points: Sequence[TimePoint], boundaries: Sequence[Boundary]) -> None:
+    """Write the sunburst pages and the line chart."""
+    from nvprof_kit._report.page.sunburst import write_sunbursts
+    from nvprof_kit._report.plots.memory import write_curve
+
+    write_sunbursts(folder, [(point.name, point.device, point.rows) for point in points])
+    if boundaries:
+        write_curve(folder / "memory_usage_line_chart.png", boundaries)
+
+
+def _write(path: Path, text: str, mode: str = "a") -> None:
+    with path.open(mode, encoding="utf-8", errors="xmlcharrefreplace", newline="") as file:
+        file.write(text)
+
+
+def _csv(rows: Iterable[tuple[Any, ...]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def log_text(point: TimePoint) -> str:
     """A time point in the format of InternLM's memory profiler, in MiB, followed by a line for the allocator."""
-    names = {OS_PARAMS: "os_params_memory", OS_STATE: "os_state_memory"}
     sizes: dict[str, int] = {}
     if point.allocator is not None:
         counters = point.allocator
@@ -111,21 +135,20 @@ def log_text(point: TimePoint, *, layouts: bool) -> str:
         f"time: {point.seconds}",
         "---summary---",
         f"total_memory: {_mb(point.total)}",
-        ", ".join(f"{names.get(kind, f'{kind}_memory')}: {_mb(point.sum_of(kind))}" for kind in KINDS),
+        ", ".join(f"{kind}_memory: {_mb(point.sum_of(kind))}" for kind in KINDS),
         ", ".join([f"point: {point.name}", *(f"{name}_memory: {_mb(size)}" for name, size in sizes.items() if size)]),
+        "---Layout---",
     ]
-    if layouts:
-        lines.append("---Layout---")
-        for kind, (title, root) in LAYOUTS.items():
-            lines += [f"{title}:", *_layout(root, [row for row in point.rows if row.kind == kind])]
+    for kind, (title, root) in LAYOUTS.items():
+        lines += [f"{title}:", *_layout(root, [row for row in point.rows if row.kind == kind])]
     return "\n".join(lines) + "\n\n"
 
 
-def _mb(count: int) -> str:
-    return f"{count / _MB:.2f} MB"
+def _mb(size: int) -> str:
+    return f"{size / (1 << 20):.2f} MB"
 
 
-def _layout(root: str, rows: Sequence[Held]) -> list[str]:
+def _layout(root: str, rows: Sequence[Row]) -> list[str]:
     """One line per module, parents first: its own bytes, and the bytes including its submodules."""
     module_bytes: Counter[tuple[str, ...]] = Counter()
     nested_bytes: Counter[tuple[str, ...]] = Counter({(): 0})

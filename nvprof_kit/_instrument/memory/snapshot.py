@@ -15,14 +15,14 @@ from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any, Literal
 
+from nvprof_kit._instrument.patches import nothing
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.session import Watch
-from nvprof_kit.errors import PATH, ToolError, UsageError, require
+from nvprof_kit.errors import PATH, UsageError, require
 from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_SPANS, PHASE_CATEGORIES, Category, kineto_name, memory_label
 
 _LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
-_NATIVE = "native"
-_MOST_CHANGES = 100_000
+_MAX_CHANGES = 100_000
 """Maximum number of kept begins and ends of steps and phases."""
 
 _running: memory_snapshot | None = None
@@ -44,8 +44,8 @@ class Labels:
     """
 
     def __init__(self, set_label: Any, step_ended: Any) -> None:
-        self.changes: deque[tuple[int, str]] = deque(maxlen=_MOST_CHANGES)
-        self._set = set_label
+        self.changes: deque[tuple[int, str]] = deque(maxlen=_MAX_CHANGES)
+        self.set = set_label
         self._step_ended = step_ended
         self._step: int | None = None
         self._step_thread = 0
@@ -58,30 +58,27 @@ class Labels:
         elif range_.category in _LABELLING:
             name = kineto_name(range_.text, range_.category)
             self._names.setdefault(threading.get_ident(), []).append(name)
-        else:
-            return
         self._label(range_)
 
     def left(self, range_: Range) -> None:
         """Label with the enclosing range."""
+        names = self._names.get(threading.get_ident())
         if range_.category is Category.STEP:
             self._step = None
             self._step_ended(range_.payload)
-        elif range_.category in _LABELLING:
-            names = self._names.get(threading.get_ident())
-            if names:
-                names.pop()
-        else:
-            return
+        elif range_.category in _LABELLING and names:
+            names.pop()
         self._label(range_)
 
     def _label(self, range_: Range) -> None:
+        if range_.category is not Category.STEP and range_.category not in _LABELLING:
+            return
         thread = threading.get_ident()
         names = self._names.get(thread)
         label = ""
         if names or (self._step is not None and thread == self._step_thread):
             label = memory_label(names[-1] if names else "", self._step)
-        self._set(label)
+        self.set(label)
         if range_.category not in LAYER_CATEGORIES:
             self.changes.append((time.time_ns() // 1000, label))
 
@@ -90,14 +87,14 @@ class memory_snapshot(ContextDecorator):
     """Record the history of the CUDA caching allocator; a context manager and a decorator.
 
     The snapshot (that of ``torch.cuda.memory._dump_snapshot``) is written when the block ends, also after an exception,
-    or when `at_step` ends. Without CUDA, or with ``cudaMallocAsync``, it warns and does nothing. Layers are
-    those of `annotate_model` and `layer_range`, steps those of `step`.
+    or when `at_step` ends; on an out-of-memory error, also as ``NAME_oom.pickle``. Without CUDA, or with
+    ``cudaMallocAsync``, it warns and does nothing. Layers are those of `annotate_model` and `layer_range`, steps those
+    of `step`.
 
     Args:
         path: File to write, usually ``.pickle``; an existing file is replaced.
         at_step: Write the snapshot when the step with this number ends, and stop recording. None writes at the end of
             the block.
-        on_oom: On an out-of-memory error, also write ``NAME_oom.pickle``.
         max_entries: Maximum number of allocator events to keep; older ones are dropped.
         stacks: ``python`` for Python call stacks; ``all`` adds C++ frames, which is slower and several times larger.
 
@@ -106,7 +103,6 @@ class memory_snapshot(ContextDecorator):
 
     Raises:
         UsageError: On entry: another snapshot is being recorded, or the path cannot be written.
-        ToolError: On entry: PyTorch is not installed.
     """
 
     def __init__(
@@ -114,7 +110,6 @@ class memory_snapshot(ContextDecorator):
         path: str | Path,
         *,
         at_step: int | None = None,
-        on_oom: bool = True,
         max_entries: int = 1_000_000,
         stacks: Literal["python", "all"] = "python",
     ) -> None:
@@ -123,7 +118,7 @@ class memory_snapshot(ContextDecorator):
         require(max_entries, int, "memory_snapshot: max_entries", "a number of events")
         if stacks not in ("python", "all"):
             raise UsageError(f"memory_snapshot: stacks={stacks!r} is neither 'python' nor 'all'")
-        self._at_step, self._on_oom, self._max_entries, self._stacks = at_step, on_oom, max_entries, stacks
+        self._at_step, self._max_entries, self._stacks = at_step, max_entries, stacks
         self.written: list[Path] = []
         self._watch: Watch | None = None
         self._labels: Labels | None = None
@@ -133,76 +128,63 @@ class memory_snapshot(ContextDecorator):
     def __enter__(self) -> memory_snapshot:
         """Start recording."""
         global _running, _observed  # noqa: PLW0603
-        if _running is not None and _running._process == os.getpid():
+        if _running is not None and is_recording():
             raise UsageError(f"{self.path}: {_running.path} is being recorded; end that snapshot first")
         if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
             raise UsageError(f"{self.path}: cannot be written; name a file in a folder that can")
-        try:
-            import torch
-        except ImportError as error:
-            raise ToolError(
-                f"a snapshot needs PyTorch, which cannot be imported ({error}); pip install torch"
-            ) from None
+        import torch
+
+        reason = ""
         if not torch.cuda.is_available():
-            warnings.warn(f"no CUDA here: {self.path.name} is not recorded", stacklevel=2)
-            return self
-        self._memory = torch.cuda.memory
-        if getattr(self._memory, "get_allocator_backend", lambda: _NATIVE)() != _NATIVE:
-            warnings.warn(
-                f"{self.path.name} is not recorded: only PyTorch's own allocator keeps a history, not cudaMallocAsync",
-                stacklevel=2,
-            )
+            reason = "no CUDA here"
+        elif torch.cuda.get_allocator_backend() != "native":
+            reason = "only PyTorch's own allocator keeps a history, not cudaMallocAsync"
+        if reason:
+            warnings.warn(f"{self.path.name} is not recorded: {reason}", stacklevel=2)
             return self
         torch.cuda.init()
+        self._memory = torch.cuda.memory
         self._process = os.getpid()
-        self._record("all")
+        if not _observed:  # PyTorch cannot unregister an observer
+            torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)
+            _observed = True
+        set_label = getattr(self._memory, "_set_memory_metadata", nothing)  # before PyTorch 2.9: no labels
+        self._labels = Labels(set_label, self._step_ended)
+        self._watch = Watch(self._labels)
+        self._memory._record_memory_history(
+            enabled="all", context="all", stacks=self._stacks, max_entries=self._max_entries
+        )
+        _running = self
         try:
-            if self._on_oom and not _observed:  # PyTorch cannot unregister an observer
-                torch._C._cuda_attach_out_of_memory_observer(_out_of_memory)
-                _observed = True
-            _running = self
-            self._labels = Labels(getattr(self._memory, "_set_memory_metadata", _ignore), self._step_ended)
-            self._watch = Watch(self._labels)
             self._watch.attach()
         except BaseException:
             self._watch = _running = None
-            self._record(None)
+            self._memory._record_memory_history(enabled=None)
             raise
         return self
 
     def __exit__(self, *_exception: object) -> None:
         """Write the snapshot, if not yet written, and stop."""
-        if self._watch is not None:
-            self._finish(self.path)
-
-    def _record(self, enabled: str | None) -> None:
-        """Turn the history on, or off with None."""
-        if enabled is None:
-            self._memory._record_memory_history(enabled=None)
-            return
-        self._memory._record_memory_history(
-            enabled=enabled, context="all", stacks=self._stacks, max_entries=self._max_entries
-        )
-
-    def _step_ended(self, number: int) -> None:
-        if self._at_step is not None and number == self._at_step:
-            self._finish(self.path)
-
-    def _finish(self, path: Path) -> None:
-        global _running
-        watch, self._watch, _running = self._watch, None, None
+        global _running  # noqa: PLW0603
+        watch, self._watch = self._watch, None
         if watch is None:
             return
+        _running = None
         watch.detach()
         if self._process != os.getpid():  # the process has forked: the history belongs to the parent
             return
         try:
-            self._write(path)
+            self._write(self.path)
         except OSError as error:  # a failed write must not end the program
-            warnings.warn(f"{path} is not written: {error.strerror}", stacklevel=3)
+            warnings.warn(f"{self.path} is not written: {error.strerror}", stacklevel=3)
         finally:
-            self._record(None)
-            getattr(self._memory, "_set_memory_metadata", _ignore)("")
+            self._memory._record_memory_history(enabled=None)
+            if self._labels is not None:
+                self._labels.set("")
+
+    def _step_ended(self, number: int) -> None:
+        if self._at_step is not None and number == self._at_step:
+            self.__exit__()
 
     def _write(self, path: Path) -> None:
         """Write to a temporary name, then rename, so that no reader sees a partial file."""
@@ -216,18 +198,15 @@ class memory_snapshot(ContextDecorator):
             partial.unlink(missing_ok=True)
         self.written.append(path)
 
-    def _out_of_memory(self) -> None:
-        if self._on_oom and self._process == os.getpid():
-            self._write(self.path.with_name(f"{self.path.stem}_oom{self.path.suffix}"))
 
-
-def _ignore(_label: str) -> None:
-    """Fallback for PyTorch before 2.9, which has no labels."""
+def is_recording() -> bool:
+    """Whether this process records a snapshot."""
+    return _running is not None and _running._process == os.getpid()
 
 
 def _out_of_memory(*_sizes: object) -> None:
-    if _running is not None:
+    if _running is not None and is_recording():
         try:
-            _running._out_of_memory()
+            _running._write(_running.path.with_name(f"{_running.path.stem}_oom{_running.path.suffix}"))
         except Exception as error:  # the program must see its own error, not this one
             warnings.warn(f"out of memory, and the snapshot of it could not be written: {error}", stacklevel=2)

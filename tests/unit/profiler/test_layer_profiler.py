@@ -37,7 +37,7 @@ from nvprof_kit import (
 from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._instrument import ranks
 from nvprof_kit._instrument.loop.schedule import VARIABLE, Window
-from nvprof_kit._instrument.memory.tensors import Counts
+from nvprof_kit._instrument.memory.allocator import Counts
 from nvprof_kit._profiler import cost, layer_profiler
 from nvprof_kit.errors import UsageError
 

@@ -6,7 +6,6 @@ import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -41,6 +40,7 @@ class Allocator:
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     allocator = Allocator()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory", allocator)
     monkeypatch.setattr(
@@ -115,58 +115,47 @@ def test_written_when_memory_runs_out_and_when_the_program_raises(allocator: All
     assert len(recorded.written) == 2
 
 
-def test_without_cuda_it_warns_and_does_nothing(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="no CUDA here"), memory_snapshot(tmp_path / "run.pickle"):
-        assert session.backend is None
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         memory_snapshot(tmp_path / "none" / "run.pickle").__enter__()
 
 
-def test_another_allocator_keeps_no_history(allocator: Allocator, tmp_path: Path) -> None:
-    allocator.get_allocator_backend = lambda: "cudaMallocAsync"
-    with pytest.warns(UserWarning, match="not cudaMallocAsync"), memory_snapshot(tmp_path / "run.pickle"):
+@pytest.mark.parametrize(
+    ("has_cuda", "backend", "reason"),
+    [(False, "native", "no CUDA here"), (True, "cudaMallocAsync", "not cudaMallocAsync")],
+)
+def test_where_there_is_no_history_it_warns_and_does_nothing(
+    has_cuda: bool, backend: str, reason: str, allocator: Allocator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    with pytest.warns(UserWarning, match=reason), memory_snapshot(tmp_path / "run.pickle"):
         assert session.backend is None
     assert allocator.recording == []
     assert list(tmp_path.iterdir()) == []
 
 
-Nvtx, Range, Watch = session.Nvtx, session.Range, session.Watch
-
-
-class Level(NamedTuple):
-    allocated: int
-    peak: int
-
-
-LAYER, PHASE = Range("layers.0", Category.FORWARD, 0), Range("forward", Category.PHASE)
-
-
-INNER = Range("layers.0.mlp", Category.BACKWARD, 0)
-
-
-class Noting(Nvtx):
+class Noting(session.Nvtx):
     """Notes the marks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.said: list[tuple[str, int | None]] = []
 
-    def mark(self, range_: Range) -> None:
+    def mark(self, range_: session.Range) -> None:
         assert range_.category is Category.MEMORY
         self.said.append((range_.text, range_.payload))
 
 
 def test_begin_end_and_a_peak_where_it_rises() -> None:
-    levels = [Level(10, 10), Level(20, 20), Level(30, 90), Level(15, 90)]
+    levels = [session.Level(*level) for level in ((10, 10), (20, 20), (30, 90), (15, 90))]
+    phase_range = session.Range("forward", Category.PHASE)
+    layer, inner = session.Range("layers.0", Category.FORWARD), session.Range("layers.0.mlp", Category.BACKWARD)
     tool = Noting()
     backend = session._with_memory(tool, lambda: levels.pop(0))
-    for range_ in (PHASE, LAYER, INNER):
+    for range_ in (phase_range, layer, inner):
         backend.open(range_, range_)
-    for range_ in (INNER, LAYER, PHASE):
+    for range_ in (inner, layer, phase_range):
         backend.close(range_)
     assert tool.said == [
         ("allocated at begin", 10),
@@ -179,24 +168,24 @@ def test_begin_end_and_a_peak_where_it_rises() -> None:
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
-    backend = Nvtx()
+def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Nvtx]:
+    backend = session.Nvtx()
     monkeypatch.setattr(session, "_tool", backend)
     session._switch(backend)
     yield backend
     session._switch(None)
 
 
-def test_the_attached_tool_is_told_from_then_on(tool: Nvtx) -> None:
+def test_the_attached_tool_is_told_from_then_on(tool: session.Nvtx) -> None:
     session.add_memory_marks()
-    assert isinstance(session.backend, Watch)
+    assert isinstance(session.backend, session.Watch)
     assert session.backend.thread is tool.thread
     assert session.backend is session._tool
     session.add_memory_marks()
     assert session.backend._before is tool, "each range has its marks once"
 
 
-@pytest.mark.parametrize(("value", "kind"), [("1", Watch), ("0", Nvtx), ("", Nvtx)])
+@pytest.mark.parametrize(("value", "kind"), [("1", session.Watch), ("0", session.Nvtx), ("", session.Nvtx)])
 def test_the_environment_asks_for_it(value: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "mode", "on")
     monkeypatch.setenv("NVPROF_KIT_MEMORY", value)
