@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Handle, Hold, Patch, Patches, before
+from nvprof_kit._instrument.patches import Handle, Patch, Patches, before
 from nvprof_kit._instrument.ranges.backward import Frame
 from nvprof_kit._instrument.ranges.ranges import Layer, Range, now
 from nvprof_kit.names import strip_wrappers
@@ -102,7 +102,7 @@ _BACKWARD = ("is_backward", "must_be_in_backward")
 _PART = re.compile(r"\._modules\['([^']*)'\]|\['?([^'\]]*)'?\]")
 
 
-def range_kernels(user: object) -> Hold:
+def range_kernels(user: object) -> Handle:
     """Make Inductor emit ranges in generated code while at least one user holds the result.
 
     Args:

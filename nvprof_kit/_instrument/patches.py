@@ -167,13 +167,13 @@ class Patch:
     If other code has replaced it again in the meantime, `remove` keeps that replacement; ours then calls the original.
 
     Args:
-        holder: The module, class or object that has the attribute.
+        target: The module, class or object that has the attribute.
         name: The attribute.
-        make: Makes the replacement from the original, as looked up on the holder.
+        make: Makes the replacement from the original, as looked up on the target.
     """
 
     def __init__(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-        self._holder = target
+        self._target = target
         self._name = name
         self._own = vars(target).get(name, _MISSING)
         original = getattr(target, name)
@@ -184,12 +184,12 @@ class Patch:
 
     def remove(self) -> None:
         """Put the original back."""
-        if vars(self._holder).get(self._name) is not self._new:
+        if vars(self._target).get(self._name) is not self._new:
             return
         if self._own is _MISSING:
-            delattr(self._holder, self._name)
+            delattr(self._target, self._name)
         else:
-            setattr(self._holder, self._name, self._own)
+            setattr(self._target, self._name, self._own)
 
 
 def _of_this_alone(target: Any, original: MethodType, new: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,18 +264,6 @@ class Handle(NamedTuple):
     remove: Callable[[], None]
 
 
-class Hold:
-    """One user of some `Patches`; ends with `remove`, or when the user is garbage-collected."""
-
-    def __init__(self, user: object, release: Callable[[], None]) -> None:
-        self._finalizer = weakref.finalize(user, release)
-        self._finalizer.atexit = False
-
-    def remove(self) -> None:
-        """End the use; a second call does nothing."""
-        self._finalizer()
-
-
 class Patches:
     """Patches, or handles of other changes, made together for the first user and removed after the last.
 
@@ -289,8 +277,8 @@ class Patches:
         self._count = 0
         self._lock = threading.RLock()  # reentrant: a garbage collection may end one user while another is added
 
-    def hold(self, user: object) -> Hold:
-        """Patch until the result is removed or the user, which is held weakly, is garbage-collected."""
+    def hold(self, user: object) -> Handle:
+        """Patch for one user: until the result is removed or the user, which is held weakly, is garbage-collected."""
         with self._lock:
             self._count += 1
             try:
@@ -299,7 +287,9 @@ class Patches:
             except BaseException:
                 self._release()
                 raise
-            return Hold(user, self._release)
+            release = weakref.finalize(user, self._release)
+            release.atexit = False
+            return Handle(release)
 
     def _release(self) -> None:
         with self._lock:

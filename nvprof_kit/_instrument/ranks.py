@@ -18,8 +18,6 @@ from nvprof_kit._instrument.patches import uncompiled
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import RANK_MARK, Category, GroupName, RankName, groups_text, rank_text
 
-_UNDESCRIBED = ("", "undefined")
-
 
 def group_count() -> tuple[int, int]:
     """A number that changes if a group is created or destroyed; zeros without torch.distributed.
@@ -39,19 +37,15 @@ def groups_mark() -> str:
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     try:
         world = module._world
-        groups = [
-            GroupName(str(name), _description(group), tuple(sorted(module.get_process_group_ranks(group))))
-            for group, name in list(world.pg_names.items())
-            if group in world.pg_map
-        ]
+        groups = []
+        for group, name in list(world.pg_names.items()):
+            if group in world.pg_map:
+                description = str(getattr(group, "group_desc", "") or "")
+                ranks = tuple(sorted(module.get_process_group_ranks(group)))
+                groups.append(GroupName(str(name), "" if description == "undefined" else description, ranks))
     except Exception:  # private to PyTorch, and optional
         return ""
     return groups_text(groups)
-
-
-def _description(group: Any) -> str:
-    described = str(getattr(group, "group_desc", "") or "")
-    return "" if described in _UNDESCRIBED else described
 
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -60,14 +54,21 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 """The same for the number of ranks."""
 
-_marked: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The per-thread states of backends that have the rank mark; backends in a chain share one."""
 
-_listed: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Range | None, int]] = weakref.WeakKeyDictionary()
-"""By the same states: the number of groups when they were listed last, the mark, and how many times they changed."""
+class _Marks:
+    """What a tool or recording has been told: the rank, and the groups with the mark that lists them."""
 
-_NONE_LISTED: tuple[tuple[int, int], Range | None, int] = ((0, 0), None, 0)
-_MOST_LISTS = 64
+    def __init__(self) -> None:
+        self.has_rank = False
+        self.group_count = (0, 0)
+        self.groups: Range | None = None
+        self.changes = 0
+
+
+_marks: weakref.WeakKeyDictionary[Any, _Marks] = weakref.WeakKeyDictionary()
+"""By the per-thread states of backends; backends in a chain share one."""
+
+_MAX_CHANGES = 64
 """Maximum number of times that changed groups are listed again."""
 
 
@@ -123,20 +124,20 @@ def mark_rank(*, repeat: bool = False) -> None:
     backend = session.backend
     if backend is None:
         return
-    first_time = repeat or backend.thread not in _marked or os.environ.get(RANK_MARK) == "step"
-    name = who() if first_time else None
+    marks = _marks.setdefault(backend.thread, _Marks())
+    repeat = repeat or os.environ.get(RANK_MARK) == "step"
+    name = who() if repeat or not marks.has_rank else None
     if name is not None:
-        _marked.add(backend.thread)
+        marks.has_rank = True
         backend.mark(Range(rank_text(name), Category.USER, name.rank))
     count = group_count()
-    listed_count, mark, times = _listed.get(backend.thread, _NONE_LISTED)
-    if count[0] and (first_time or count != listed_count):
-        if count != listed_count:
-            text = groups_mark() if times < _MOST_LISTS else ""
-            mark, times = Range(text, Category.USER) if text else None, times + 1
-        _listed[backend.thread] = (count, mark, times)
-        if mark is not None:
-            backend.mark(mark)
+    has_changed = count != marks.group_count
+    if has_changed:
+        text = groups_mark() if marks.changes < _MAX_CHANGES else ""
+        marks.groups = Range(text, Category.USER) if text else None
+        marks.group_count, marks.changes = count, marks.changes + 1
+    if count[0] and marks.groups is not None and (repeat or has_changed):
+        backend.mark(marks.groups)
 
 
 def rank_folder(mesh: Any = None) -> str:

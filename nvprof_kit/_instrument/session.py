@@ -254,9 +254,10 @@ class Watch(Backend):
         activate(self)
 
     def detach(self) -> None:
-        """Stop notifying, and restore the previous backend."""
+        """Stop notifying, and restore the previous backend if this one is still in use; open ranges stay open."""
         self.attached = False
-        restore(self, self._before)
+        if backend is self:
+            _switch(self._before)
 
     def pusher(self, range_: Range) -> Callable[[], None]:
         """A push that also pushes in the previous backend."""
@@ -454,12 +455,6 @@ def deactivate() -> None:
     if backend is not None and backend is not _tool:
         backend.close_all()
         _switch(_tool)
-
-
-def restore(watcher: Backend, before: Backend | None) -> None:
-    """Send ranges to the backend before a watcher, if the watcher is still in use; open ranges stay open."""
-    if backend is watcher:
-        _switch(before)
 
 
 def find_torch() -> bool:

@@ -75,21 +75,21 @@ class annotate_pipeline(Hosted):
     def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
         super().__init__()
         self.loop: _PipelineLoop = _PipelineLoop(schedule, path=path, annotation={})
-        self._points: _Points | None = None
+        self._hooks: LoopHooks | None = None
         try:
             models = {
                 name: component for name, component in pipe.components.items() if isinstance(component, nn.Module)
             }
             self.loop.begin(models, watch=False)
-            self._points = _Points(self.loop, pipe, models)
+            self._hooks = LoopHooks(self.loop, functools.partial(_hook, pipe, models))
             vars(pipe)["_nvprof_kit_layers"] = self  # keeps it alive as long as the pipeline
         except Exception as error:  # the pipeline must work without ranges
             self.loop.give_up(error)
 
     def close(self, *_event: Any, **_about: Any) -> None:
         """Stop ranging and write what was recorded."""
-        if self._points is not None:
-            self._points.remove()
+        if self._hooks is not None:
+            self._hooks.remove()
         super().close()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
@@ -99,29 +99,22 @@ class annotate_pipeline(Hosted):
         return type(None), ()
 
 
-class _Points(LoopHooks):
-    """Hooks on the models and the scheduler of a pipeline, while ranges are emitted."""
-
-    def __init__(self, loop: _PipelineLoop, pipe: Any, models: dict[str, nn.Module]) -> None:
-        self._pipe = pipe
-        self._models = models
-        super().__init__(loop)
-
-    def _hook(self, loop: Any) -> list[Any]:
-        hooks: list[Any] = []
-        for name, model in self._models.items():
-            if name.startswith(DENOISERS):
-                hooks += watch_calls(model, lambda *_call: loop.denoiser_called())
-            elif name.startswith("vae") or hasattr(model, "decode"):
-                methods = [method for method in _VAE_METHODS if hasattr(model, method)]
-                for method in methods:
-                    begin_phase = functools.partial(loop.phase, f"{name} {method}")
-                    hooks.append(Patch(model, method, around(begin_phase, functools.partial(loop.phase, None))))
-            else:
-                hooks += watch_calls(model, lambda *_call, name=name: loop.phase(name), lambda: loop.phase(None))
-        if hasattr(self._pipe, "scheduler") and hasattr(self._pipe.scheduler, "step"):
-            hooks.append(Patch(self._pipe.scheduler, "step", functools.partial(_ending_step, loop, self._pipe)))
-        return hooks
+def _hook(pipe: Any, models: dict[str, nn.Module], loop: _PipelineLoop) -> list[Any]:
+    """Hooks on the models and the scheduler of a pipeline."""
+    hooks: list[Any] = []
+    for name, model in models.items():
+        if name.startswith(DENOISERS):
+            hooks += watch_calls(model, lambda *_call: loop.denoiser_called())
+        elif name.startswith("vae") or hasattr(model, "decode"):
+            methods = [method for method in _VAE_METHODS if hasattr(model, method)]
+            for method in methods:
+                begin_phase = functools.partial(loop.phase, f"{name} {method}")
+                hooks.append(Patch(model, method, around(begin_phase, functools.partial(loop.phase, None))))
+        else:
+            hooks += watch_calls(model, lambda *_call, name=name: loop.phase(name), lambda: loop.phase(None))
+    if hasattr(pipe, "scheduler") and hasattr(pipe.scheduler, "step"):
+        hooks.append(Patch(pipe.scheduler, "step", functools.partial(_ending_step, loop, pipe)))
+    return hooks
 
 
 def _ending_step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -68,8 +69,7 @@ class ModelAnnotation(Annotation):
         self.skipped: dict[str, str] = {}
         self._modules: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
         self._warned = False
-        self._parts_ranged = False
-        self._lasting: list[Removable] = []
+        self._lasting = ExitStack()
         names: dict[int, str] = {}
         for path, module in submodules:
             name = strip_wrappers(path) or root
@@ -87,14 +87,11 @@ class ModelAnnotation(Annotation):
                 self._modules[name] = module
         self.paths = tuple(self._modules)
         self.layers = [Layer(path, backward=backward) for path in self.paths]
+        self._ranges_parts = compiled_parts and session.mode != "off" and self._range_parts(root)
         try:
-            if session.mode != "off":
-                self._lasting.append(wrappers.hold(self))
-                if compiled_parts:
-                    self._range_inside_compiled(root)
             super().__init__(model)
         except BaseException:
-            self._let_go()
+            self._lasting.close()
             raise
         annotated.update((module, layer) for layer, module in self._ranged())
 
@@ -103,26 +100,29 @@ class ModelAnnotation(Annotation):
         modules = [self._modules.get(path) for path in self.paths]
         return [(layer, module) for layer, module in zip(self.layers, modules, strict=True) if module is not None]
 
-    def _range_inside_compiled(self, root: str) -> None:
-        family = Family(dict(zip(self.paths, self.layers, strict=True)), root)
-        for layer in self.layers:
-            layer.family = family
+    def _range_parts(self, root: str) -> bool:
+        """Range modules inside what is compiled from now on; returns whether this PyTorch's compiler allows it."""
         try:
-            self._lasting.append(range_kernels(self))
-            self._parts_ranged = True
+            self.hold(range_kernels(self))
         except (ImportError, AttributeError) as error:
             warnings.warn(
                 f"this PyTorch's compiler cannot range its kernels ({error}); what it compiles is ranged from outside",
                 stacklevel=4,
             )
+            return False
+        family = Family(dict(zip(self.paths, self.layers, strict=True)), root)
+        for layer in self.layers:
+            layer.family = family
+        return True
 
     def _install(self, _owner: Any) -> Iterator[Removable]:
         mark_rank()
+        yield wrappers.hold(self)
         yield recomputes.hold(self)
         yield followers.hold(self)
         yield Untraced(self._range_calls)
 
-    def _range_calls(self) -> Iterator[Handle]:
+    def _range_calls(self) -> Iterator[Removable]:
         owner = self._owner()
         if owner is None:
             return
@@ -130,7 +130,7 @@ class ModelAnnotation(Annotation):
         layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
         regions = [layer.path for layer, module in self._ranged() if module in compiled.regions]
         layers_have_regions = any(layer_index(path) != -1 for path in regions)
-        if len(layers) > 1 and not (self._parts_ranged or self._warned or layers_have_regions):
+        if len(layers) > 1 and not (self._ranges_parts or self._warned or layers_have_regions):
             self._warned = True
             warnings.warn(
                 f"torch.compile compiles {len(layers)} layers into one, so their kernels belong to "
@@ -144,13 +144,13 @@ class ModelAnnotation(Annotation):
                 yield put_around(called, partial(call_inside, layer))
 
     def hold(self, change: Removable) -> None:
-        """Remove a change together with the annotation."""
-        self._lasting.append(change)
+        """Remove a change together with the annotation, and not while no ranges are emitted."""
+        self._lasting.callback(change.remove)
 
     def remove(self) -> None:
         """Remove the annotation; a second call does nothing. The model can be annotated again."""
         super().remove()
-        self._let_go()
+        self._lasting.close()
         backend = session.backend
         if backend is not None:  # calls may be running on this thread
             for owner in reversed([owner for owner in backend.thread.position.owners if owner in self.layers]):
@@ -162,13 +162,7 @@ class ModelAnnotation(Annotation):
     def owner_gone(self) -> None:
         """The model was garbage-collected."""
         super().owner_gone()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Remove what is installed for the lifetime of the annotation, even while no ranges are emitted."""
-        lasting, self._lasting = self._lasting, []
-        for change in lasting:
-            change.remove()
+        self._lasting.close()
 
     @property
     def inside_compiled(self) -> tuple[str, ...]:
@@ -246,20 +240,27 @@ def annotate_model(
         require(memory, (bool, Callable), "annotate_model: memory", "True, or a function that reads the memory")  # type: ignore[arg-type]
         session.add_memory_marks(read_cuda if memory is True else memory)
     components = None if isinstance(model, nn.Module) else _components(model)
-    submodules = select_modules(components or cast(nn.Module, model), select, depth)
+    top = components or cast(nn.Module, model)
+    submodules = select_modules(top, select, depth)
     replace_in_notebook(model)
     handle = ModelAnnotation(
         model,
         submodules,
-        root=root or (type(model).__name__ if components else class_name(unwrapped(cast(nn.Module, model)))),
+        root=root or (type(model).__name__ if components else class_name(unwrapped(top))),
         backward=backward,
         compiled_parts=compiled_parts,
         components=components,
     )
     try:
-        names = [methods] if isinstance(methods, str) else list(methods)
-        for path, _, name in (method.rpartition(".") for method in names):
-            handle.hold(instrument_method(_module_at(model, path), name))
+        for method in [methods] if isinstance(methods, str) else methods:
+            path, _, name = method.rpartition(".")
+            try:
+                module = top.get_submodule(path)
+            except AttributeError:
+                raise UsageError(
+                    f"methods={method!r}: {type(model).__name__} has no module {path}; see named_modules()"
+                ) from None
+            handle.hold(instrument_method(module, name))
         if optimizer is not None:
             handle.hold(annotate_optimizer(optimizer))
         if dataloader is not None:
@@ -285,16 +286,3 @@ def _components(pipeline: Any) -> nn.ModuleDict:
             f"{type(pipeline).__name__}; annotate each module by itself"
         )
     return nn.ModuleDict(modules)
-
-
-def _module_at(model: Any, path: str) -> Any:
-    parts = [*model.components] if not isinstance(model, nn.Module) else []
-    first, _, below = path.partition(".")
-    if first in parts:
-        model, path = model.components[first], below
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise UsageError(
-            f"methods={path!r}: {type(model).__name__} has no module {path}; see named_modules()"
-        ) from None

@@ -1,6 +1,6 @@
 """Infer the steps of a loop, and its phases, micro-batches and evaluations, from what happens in PyTorch.
 
-`Points` reports data fetches, model calls, backward passes and optimizer steps. A framework may report where steps end
+Hooks report data fetches, model calls, backward passes and optimizer steps. A framework may report where steps end
 and when it evaluates (`integrations`); otherwise a step ends when an optimizer has stepped and the next batch is
 fetched, or when all optimizers have stepped and a model is called; without an optimizer, when a model is called after
 its weights have changed; without training, at each call of a model.
@@ -11,20 +11,19 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
-from torch import is_grad_enabled as _is_grad_enabled
-from torch import nn
+from torch import is_grad_enabled, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop import loop as user_loop
-from nvprof_kit._instrument.loop.loop import prefill_or_decode
+from nvprof_kit._instrument.loop.loop import inference_phase
 from nvprof_kit._instrument.modules.calls import watch_calls
 from nvprof_kit._instrument.patches import (
     Guarded,
@@ -34,7 +33,6 @@ from nvprof_kit._instrument.patches import (
     around,
     before,
     never_fails,
-    nothing,
 )
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.session import Annotation
@@ -45,55 +43,29 @@ class LoopHooks(Annotation):
     """Hooks of a loop, installed only while ranges are emitted. A failure becomes a warning.
 
     Args:
-        owner: The loop, a `patches.Guarded`; held weakly.
+        loop: The loop, a `patches.Guarded`; held weakly.
+        install: Installs the hooks of the loop; yields the handle of each. It must not hold the loop.
     """
+
+    def __init__(self, loop: Any, install: Callable[[Any], Iterable[Removable]]) -> None:
+        self._install_for = install
+        super().__init__(loop)
 
     def enable(self) -> None:
         """Install the hooks, if not installed."""
         try:
             super().enable()
         except Exception as error:
-            owner = self._owner()
-            if owner is not None:
-                owner.give_up(error)
+            loop = self._owner()
+            if loop is not None:
+                loop.give_up(error)
 
     def _install(self, _loop: Any) -> list[Removable]:
         def install() -> Iterable[Removable]:
             loop = self._owner()
-            return () if loop is None else self._hook(loop)
+            return () if loop is None else self._install_for(loop)
 
         return [Untraced(install)]
-
-    @abstractmethod
-    def _hook(self, loop: Any) -> Iterable[Removable]:
-        """Install the hooks; yields the handle of each."""
-
-
-class Points(LoopHooks):
-    """The hooks of a loop: the calls of its models, and data, backward pass and optimizer in PyTorch.
-
-    Args:
-        loop: The loop that is called; held weakly.
-        models: The models that the loop calls; held weakly.
-        ends: Report the ends of the calls too; needed if one of the models calls another.
-    """
-
-    def __init__(self, loop: InferredLoop, models: Sequence[nn.Module], ends: bool) -> None:
-        self._models = [weakref.ref(model) for model in models]
-        self.ends = ends
-        super().__init__(loop)
-
-    def _hook(self, loop: Any) -> Iterator[Removable]:
-        for model in [model for reference in self._models if (model := reference()) is not None]:
-            yield from self._watch(loop, weakref.ref(model))
-        yield Patch(dataloader._BaseDataLoaderIter, "__next__", before(loop.fetching))
-        yield Patch(torch.autograd, "backward", around(loop.backward_begins, loop.backward_ends))
-        yield register_optimizer_step_pre_hook(lambda optimizer, *_call: loop.optimizer_begins(optimizer))
-        yield register_optimizer_step_post_hook(lambda *_call: loop.optimizer_ends())
-
-    def _watch(self, loop: Any, model: Any) -> list[Removable]:
-        after = (lambda: loop.call_ended(model())) if self.ends else nothing
-        return [*watch_calls(model(), lambda args, kwargs: loop.calling(model(), args, kwargs), after)]
 
 
 class Optimizers:
@@ -111,7 +83,6 @@ class Optimizers:
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._expected: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._of_others: weakref.WeakKeyDictionary[nn.Module, tuple[int, bool]] = weakref.WeakKeyDictionary()
 
     def know(self, optimizer: Any) -> None:
         """An optimizer was made."""
@@ -133,31 +104,18 @@ class Optimizers:
 
     def is_due(self) -> bool:
         """Whether every optimizer that is expected to step has stepped, or another one with parameters of it."""
-        waited = [optimizer for optimizer in self._expected if optimizer not in self._stepped]
-        updated = _parameters(self._stepped) if waited else set()
-        return all(not updated.isdisjoint(_parameters([optimizer])) for optimizer in waited)
+        waiting = [optimizer for optimizer in self._expected if optimizer not in self._stepped]
+        return all(not _parameters(self._stepped).isdisjoint(_parameters([optimizer])) for optimizer in waiting)
 
     def are_of_others(self, model: nn.Module) -> bool:
         """Whether there are optimizers, and none has a parameter of this model."""
-        count, of_others = self._of_others.get(model, (0, False))
-        if count != len(self.known):
-            updated = _parameters(self.known)
-            of_others = bool(updated) and updated.isdisjoint(map(id, model.parameters()))
-            self._of_others[model] = len(self.known), of_others
-        return of_others
+        updated = _parameters(self.known)
+        return bool(updated) and updated.isdisjoint(map(id, model.parameters()))
 
 
 def _parameters(optimizers: Iterable[Any]) -> set[int]:
-    return {
-        id(parameter) for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
-    }
-
-
-def inference_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """``prefill`` or ``decode`` for a call with tokens, ``forward`` for any other."""
-    tokens = args[:1] if args else tuple(kwargs[name] for name in ("input_ids", "decoder_input_ids") if name in kwargs)
-    integral = any(hasattr(token_ids, "dtype") and not token_ids.dtype.is_floating_point for token_ids in tokens)
-    return prefill_or_decode(args, kwargs) if integral else "forward"
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 class InferredLoop(Guarded):
@@ -184,10 +142,10 @@ class InferredLoop(Guarded):
         self.runs = False
         self._own_steps = own_steps
         self._phases = phases
-        self._points: Points | None = None
+        self._hooks: LoopHooks | None = None
         self._thread = 0
         self._models: list[weakref.ref[nn.Module]] = []
-        self._entered: list[nn.Module] = []
+        self._entered: list[weakref.ref[nn.Module]] = []
         self._optimizers = Optimizers()
         self._reset()
 
@@ -199,7 +157,7 @@ class InferredLoop(Guarded):
         self._evaluates = False
         self._in_optimizer = False
         self.optimizer_has_stepped = False
-        self._inside: nn.Module | None = None
+        self._inside: Callable[[], Any] | None = None
         self._versions: list[int] | None = None
 
     @property
@@ -231,34 +189,43 @@ class InferredLoop(Guarded):
             other.end()
         _running = weakref.ref(self)
         self._models = [weakref.ref(model) for model in models]
-        self._entered = list(entered)
+        self._entered = [weakref.ref(module) for module in entered]
         self._thread = threading.get_ident()
         self.runs = True
         if watch:
-            self._watch()
+            self._watch(self.models())
 
     @never_fails
     def add(self, model: nn.Module) -> None:
         """Watch the calls of another model too; the caller annotates it."""
-        if self._points is not None and not any(model is watched for watched in self.models()):
-            self._models.append(weakref.ref(model))
-            self._watch()
+        if self._hooks is not None and not any(model is watched for watched in self.models()):
+            self._watch([*self.models(), model])
 
     @never_fails
     def drop(self, model: nn.Module | None) -> None:
         """Watch a model no longer, nor those that are gone; the loop ends with its last one."""
-        self._models = [weakref.ref(watched) for watched in self.models() if watched is not model]
-        if not self._models:
+        models = [watched for watched in self.models() if watched is not model]
+        if not models:
             self.end()
-        elif self._points is not None:
-            self._watch()
+        elif self._hooks is not None:
+            self._watch(models)
 
-    def _watch(self) -> None:
-        if self._points is not None:
-            self._points.remove()
-        models = [*self.models(), *self._entered]
-        inside = {id(module) for model in models for module in model.modules() if module is not model}
-        self._points = Points(self, models, ends=self._own_steps and any(id(model) in inside for model in models))
+    def _watch(self, models: Sequence[nn.Module]) -> None:
+        self._models = [weakref.ref(model) for model in models]
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._hooks = LoopHooks(self, type(self)._hook)
+
+    def _hook(self) -> Iterator[Removable]:
+        """Hooks on the calls of the models, and on data, backward pass and optimizer in PyTorch."""
+        for reference in [*self._models, *self._entered]:
+            model = reference()
+            if model is not None:
+                yield from watch_calls(model, partial(self.calling, reference), partial(self.call_ended, reference))
+        yield Patch(dataloader._BaseDataLoaderIter, "__next__", before(self.fetching))
+        yield Patch(torch.autograd, "backward", around(self.backward_begins, self.backward_ends))
+        yield register_optimizer_step_pre_hook(lambda optimizer, *_call: self.optimizer_begins(optimizer))
+        yield register_optimizer_step_post_hook(lambda *_call: self.optimizer_ends())
 
     @never_fails
     def know_optimizer(self, optimizer: Any) -> None:
@@ -268,18 +235,16 @@ class InferredLoop(Guarded):
     @never_fails
     def end(self) -> None:
         """End the loop: close open ranges."""
-        self._close(self._phase)
-        self._close(self._step)
-        self._reset()
         self.undo()
+        self._reset()
 
     def undo(self) -> None:
-        """Remove what is installed; also after a failure."""
-        self._close(self._step or self._phase)
+        """Close open ranges and remove what is installed; also after a failure."""
+        self._abandon_step()
         self.runs = False
-        points, self._points = self._points, None
-        if points is not None:
-            points.remove()
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.remove()
 
     @never_fails
     def phase(self, name: str | None) -> None:
@@ -351,7 +316,7 @@ class InferredLoop(Guarded):
             self._evaluates = False
             self.phase(None)
 
-    # ---- called by the hooks of `Points`
+    # ---- called by the hooks
 
     @never_fails
     def fetching(self, iterator: Any) -> None:
@@ -379,15 +344,17 @@ class InferredLoop(Guarded):
         return any(model.training for model in self.models())
 
     @never_fails
-    def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def calling(self, called: Callable[[], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A model is called, for training, evaluation or inference."""
         if not self._is_mine() or self._is_in("backward") or self._inside is not None:
             return
-        if self._points is not None and self._points.ends:
-            self._inside = model
-        if self._own_steps and not self._optimizers.known:
-            self._note_weights()
-        with_gradient = _is_grad_enabled()
+        model, with_gradient = called(), is_grad_enabled()
+        if self._own_steps:
+            self._inside = called
+            if not self._phases and self.trains is False and with_gradient and model.training:
+                self.trains = None  # a model in training mode with gradients trains, also before its first backward
+            if not self._optimizers.known:
+                self._note_weights()
         if self._own_steps and self.trains is False:  # each call is a step, with gradients too, which are often left on
             self.optimizer_has_stepped = self._step is not None
             self._end_own_step()
@@ -423,9 +390,9 @@ class InferredLoop(Guarded):
                 self.phase("generate" if generates else "eval")
 
     @never_fails
-    def call_ended(self, model: nn.Module) -> None:
+    def call_ended(self, called: Callable[[], Any]) -> None:
         """The call of a model has ended."""
-        if self._inside is model and threading.get_ident() == self._thread:
+        if self._inside is called and threading.get_ident() == self._thread:
             self._inside = None
 
     def _note_weights(self) -> None:
@@ -501,22 +468,8 @@ def _end_running() -> None:
         loop.end()
 
 
-class _OwnLoop(InferredLoop):
-    """The loop of a program that only annotates its models: its steps are inferred until it ranges steps itself."""
-
-    def __init__(self) -> None:
-        super().__init__(own_steps=True, phases=False)
-        self.trains = False
-
-    @never_fails
-    def calling(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A model is called; one in training mode with gradients trains, also before its first backward pass."""
-        if self.trains is False and _is_grad_enabled() and model.training:
-            self.trains = None
-        super().calling(model, args, kwargs)
-
-
-_own: _OwnLoop | None = None
+_own: InferredLoop | None = None
+"""The loop of a program that only annotates its models: its steps are inferred until it ranges steps itself."""
 
 
 def infer_steps(model: nn.Module) -> None:
@@ -528,7 +481,8 @@ def infer_steps(model: nn.Module) -> None:
     if _own is not None and _own.runs:
         _own.add(model)
         return
-    _own = _OwnLoop()
+    _own = InferredLoop(own_steps=True, phases=False)
+    _own.trains = False
     _own.start([model])
     user_loop.takes_over = stop_inferring
 

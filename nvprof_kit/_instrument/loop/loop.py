@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nvprof_kit._instrument import session
@@ -50,7 +49,7 @@ def innermost(optimizer: Any) -> list[Any]:
     return innermost(inner)
 
 
-def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Callable[..., Any]) -> list[Removable]:
+def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[Removable]:
     """Call functions before and after each step of the optimizers.
 
     Uses the step hooks of ``torch.optim.Optimizer``; for any other object, wraps its method ``step``.
@@ -60,23 +59,15 @@ def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Cal
         before: Called with the optimizer before a step.
         after: Called with the optimizer after a step.
 
-    Returns:
-        The hooks.
+    Yields:
+        The hooks, as they are installed.
     """
-    hooks: list[Removable] = []
-    try:
-        for optimizer in optimizers:
-            if hasattr(optimizer, "_optimizer_step_pre_hooks"):
-                hooks.append(optimizer.register_step_pre_hook(lambda optimizer, *_call: before(optimizer)))
-                hooks.append(optimizer.register_step_post_hook(lambda optimizer, *_call: after(optimizer)))
-            else:
-                ranged = around(functools.partial(before, optimizer), functools.partial(after, optimizer))
-                hooks.append(Patch(optimizer, "step", ranged))
-    except BaseException:
-        for hook in hooks:
-            hook.remove()
-        raise
-    return hooks
+    for optimizer in optimizers:
+        if hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            yield optimizer.register_step_pre_hook(lambda optimizer, *_call: before(optimizer))
+            yield optimizer.register_step_post_hook(lambda optimizer, *_call: after(optimizer))
+        else:
+            yield Patch(optimizer, "step", around(partial(before, optimizer), partial(after, optimizer)))
 
 
 Batch = TypeVar("Batch")
@@ -125,9 +116,17 @@ def _step_range(number: int) -> Range:
     return Range(f"step {number}", Category.STEP, number)
 
 
-@lru_cache(maxsize=1024)
+_ranges: dict[tuple[str, Category], Range] = {}
+_MAX_RANGES = 4096
+
+
 def _range(text: str, category: Category) -> Range:
-    return Range(require(text, str, f"the text of a {category.value} range", "a text"), category)
+    range_ = _ranges.get((text, category))  # and no cache of functools, which warns in a compiled function
+    if range_ is None:
+        range_ = Range(require(text, str, f"the text of a {category.value} range", "a text"), category)
+        if len(_ranges) < _MAX_RANGES:
+            _ranges[text, category] = range_
+    return range_
 
 
 def phase(name: str) -> Scope:
@@ -136,16 +135,7 @@ def phase(name: str) -> Scope:
     Args:
         name: Name of the phase.
     """
-    scope = _phases.get(name)  # and no cache of functools, which warns in a compiled function
-    if scope is None:
-        scope = Scope(_range(name, Category.PHASE))
-        if len(_phases) < _MOST_PHASES:
-            _phases[name] = scope
-    return scope
-
-
-_phases: dict[str, Scope] = {}
-_MOST_PHASES = 4096
+    return Scope(_range(name, Category.PHASE))
 
 
 def mark(text: str) -> None:
@@ -212,7 +202,7 @@ class annotate_optimizer(Annotation):
         replace_in_notebook(optimizer)
         super().__init__(optimizer)
 
-    def _install(self, owner: Any) -> list[Removable]:
+    def _install(self, owner: Any) -> Iterator[Removable]:
         block = Block(_range("optimizer", Category.PHASE))
 
         def before(_optimizer: object) -> None:
@@ -282,12 +272,22 @@ class generation:
             self._open.pop().__exit__(None, None, None)
 
 
+def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    named = (kwargs.get(name) for name in _TOKENS)
+    return next((value for value in named if value is not None), args[0] if args else None)
+
+
 def prefill_or_decode(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """``prefill`` for a call with more than one token per sequence (shape ``(batch, tokens, …)``), else ``decode``.
 
     For an encoder-decoder model, the decoder's tokens count.
     """
-    token_arguments = (kwargs.get(name) for name in _TOKENS)
-    tokens: Any = next((value for value in token_arguments if value is not None), args[0] if args else None)
-    several = getattr(tokens, "ndim", 0) > 1 and tokens.shape[1] > 1
-    return "prefill" if several else "decode"
+    tokens = _tokens(args, kwargs)
+    return "prefill" if getattr(tokens, "ndim", 0) > 1 and tokens.shape[1] > 1 else "decode"
+
+
+def inference_phase(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """``prefill`` or ``decode`` for a call with tokens, ``forward`` for any other."""
+    tokens = _tokens(args, kwargs)
+    has_tokens = hasattr(tokens, "dtype") and not tokens.dtype.is_floating_point
+    return prefill_or_decode(args, kwargs) if has_tokens else "forward"

@@ -146,10 +146,16 @@ class Schedule:
             requested = os.environ.get(VARIABLE, "off")
         if isinstance(requested, str):
             word = requested.strip().lower()
-            requested = True if word in _ON else False if word in _OFF else requested
+            if word not in (*_ON, *_OFF):
+                return cls.parse(requested)
+            requested = word in _ON
         if isinstance(requested, bool):
             return USUAL if requested else None
-        return schedule_of(requested)
+        if isinstance(requested, Schedule):
+            return requested
+        if isinstance(requested, tuple) and len(requested) == 2:
+            return cls.between(*requested)
+        raise UsageError(f"schedule={requested!r} is no schedule; needed a Schedule, a text such as '10:13', or a pair")
 
     @classmethod
     def add_argument(cls, parser: argparse.ArgumentParser) -> None:
@@ -196,26 +202,9 @@ PRESETS = {
 USUAL = Schedule(skip_first=5, warmup=1, active=3)
 """The schedule of ``on``: three steps after warm-up."""
 
-AnySchedule = Schedule | str | tuple[int, int]
-"""A `Schedule`, its text, or a pair ``(first, end)``."""
-
-Switch = AnySchedule | bool | None
-"""A schedule in any form, ``on`` or ``off``, True or False, or None to read ``NVPROF_KIT_SCHEDULE``."""
-
-
-def schedule_of(requested: AnySchedule) -> Schedule:
-    """The schedule of a `Schedule`, a text (`Schedule.parse`) or a pair (`Schedule.between`).
-
-    Raises:
-        UsageError: The text or the pair is not a schedule.
-    """
-    if isinstance(requested, Schedule):
-        return requested
-    if isinstance(requested, str):
-        return Schedule.parse(requested)
-    if isinstance(requested, tuple) and len(requested) == 2:
-        return Schedule.between(*requested)
-    raise UsageError(f"schedule={requested!r} is no schedule; needed a Schedule, a text such as '10:13', or a pair")
+Switch = Schedule | str | tuple[int, int] | bool | None
+"""A schedule, its text (`Schedule.parse`), a pair ``(first, end)``, ``on`` or ``off``, True or False, or None to read
+``NVPROF_KIT_SCHEDULE``."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +252,8 @@ class Windows:
         action: The action of the current step.
     """
 
-    def __init__(self, schedule: AnySchedule, sink: Sink) -> None:
-        self.schedule = schedule_of(schedule)
+    def __init__(self, schedule: Schedule, sink: Sink) -> None:
+        self.schedule = schedule
         self.step_number = 0
         self.action = Action.NONE
         self._sink = sink
@@ -309,9 +298,7 @@ class Windows:
         if before is Action.RECORD_AND_SAVE:
             self._stop(self.step_number - 1)
         if now is Action.WARMUP and before is not Action.WARMUP:
-            steps = range(self.step_number, self.step_number + self.schedule.warmup + 1)
-            first = next(step for step in steps if self.schedule(step).records)
-            self._sink.warm_up(Window(self._next, first))
+            self._sink.warm_up(Window(self._next, self.step_number + self.schedule.warmup))
         if now.records and self._window is None:
             self._window = Window(self._next, self.step_number)
             self._sink.start(self._window)

@@ -83,9 +83,11 @@ class Compiled:
         if "torch._dynamo.eval_frame" not in sys.modules:
             return
         modules = set(model.modules())
+        self._tracked = wrappers.hold(self)
         for wrapper in list(_wrappers):
             wrapped = getattr(wrapper, "_orig_mod", None)
-            if wrapped in modules and not _exports(wrapper):
+            exports = getattr(getattr(wrapper, "dynamo_ctx", None), "export", False)
+            if wrapped in modules and not exports:  # torch.export of PyTorch 2.4 keeps its wrapper for a while
                 self.regions.add(wrapped)
                 call = getattr(wrapper.forward, "_torchdynamo_orig_callable", None)
                 if getattr(call, "__self__", None) is not wrapped:  # else the module's call runs in Python
@@ -155,27 +157,25 @@ wrappers = Patches(_follow_wrappers)
 """Tracks the wrappers that `torch.compile` creates, for `Compiled`, while a user needs them."""
 
 
-def _exports(wrapper: Any) -> bool:
-    """Whether torch.export made the wrapper to trace the module; PyTorch 2.4 keeps it for a while."""
-    return bool(getattr(getattr(wrapper, "dynamo_ctx", None), "export", False))
-
-
 class InstrumentedMethod:
     """The handle of an instrumented method; as a context manager, it removes the ranges at the end."""
 
     def __init__(self, method: _Method, instance: nn.Module | None) -> None:
         self._method = method
         self._instance = None if instance is None else weakref.ref(instance)
+        method.handles.add(self)
+
+    def ranges(self, module: nn.Module) -> bool:
+        """Whether it ranges the method of this module."""
+        return self._instance is None or self._instance() is module
 
     def remove(self) -> None:
         """Stop ranging the method; a second call does nothing."""
-        instance = self._instance() if self._instance else None
-        if instance is not None:
-            self._method.instances.discard(instance)
-        if self._instance is None:
-            self._method.every = False
-        if not self._method.every and not self._method.instances:
-            self._method.uninstall()
+        handles = self._method.handles
+        if self in handles:
+            handles.remove(self)
+            if not handles:
+                self._method.uninstall()
 
     def __enter__(self) -> InstrumentedMethod:
         return self
@@ -214,10 +214,6 @@ def instrument_method(target: nn.Module | type[nn.Module], name: str = "forward"
     method = _methods.get((cls, name))
     if method is None:
         method = _methods[cls, name] = _Method(cls, name)
-    if instance is None:
-        method.every = True
-    else:
-        method.instances.add(instance)
     return InstrumentedMethod(method, instance)
 
 
@@ -225,13 +221,11 @@ class _Method:
     """A replaced method of a class, which ranges calls on some or all instances.
 
     Attributes:
-        every: Whether all instances are ranged.
-        instances: The individually ranged instances.
+        handles: Those that are not removed.
     """
 
     def __init__(self, cls: type[nn.Module], name: str) -> None:
-        self.every = False
-        self.instances: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.handles: set[InstrumentedMethod] = set()
         self._cls = cls
         self._name = name
         self._recomputes = Recomputes(self)
@@ -244,7 +238,7 @@ class _Method:
         self._patch.remove()
 
     def _block(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Block | None:
-        if not self.every and module not in self.instances:
+        if not any(handle.ranges(module) for handle in self.handles):
             return None
         layer = annotated.get(module)
         path = layer.path if layer else type(module).__name__

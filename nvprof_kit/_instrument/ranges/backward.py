@@ -30,7 +30,7 @@ from torch.autograd import Variable
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import (
-    Hold,
+    Handle,
     Patch,
     Patches,
     skip_compiling,
@@ -42,10 +42,7 @@ from nvprof_kit._instrument.ranges.ranges import Block, Layer, Position, Range, 
 from nvprof_kit._instrument.session import Annotation, Backend
 from nvprof_kit.names import Category
 
-plain: set[type] = {type(None), bool, int, float, str}
-"""Types known to hold no tensors; grows as others are found."""
-
-_MOST = 10_000
+_MAX_VALUES = 10_000
 """Maximum number of values to search; also ends the search of a structure that contains itself."""
 
 _Parts = Callable[[Any], Iterable[Any]]
@@ -71,7 +68,7 @@ def grad_nodes(values: list[Any]) -> list[Any]:
         if parts_of is None:
             continue
         if parts_of is not _of_tensor:
-            if len(values) < _MOST:
+            if len(values) < _MAX_VALUES:
                 values += parts_of(value)
         elif (node := value.grad_fn) is not None:
             nodes.append(node)
@@ -98,8 +95,6 @@ def _learn(kind: type) -> _Parts | None:
     elif is_dataclass(kind):
         names = [field.name for field in fields(kind)]
         parts_of = lambda record: [getattr(record, name, None) for name in names]  # noqa: E731
-    else:
-        plain.add(kind)
     _kinds[kind] = parts_of
     return parts_of
 
@@ -346,15 +341,15 @@ def begin_following() -> None:
 
 def _patches() -> list[Patch]:
     frame, function = getattr(checkpoints, "_CheckpointFrame", None), checkpoints.CheckpointFunction
-    frames = [] if frame is None else [Patch(frame, "__init__", _kept)]
-    return [*frames, Patch(function, "forward", lambda forward: staticmethod(_kept(forward)))]
+    frames = [] if frame is None else [Patch(frame, "__init__", _keep_ranged)]
+    return [*frames, Patch(function, "forward", lambda forward: staticmethod(_keep_ranged(forward)))]
 
 
 recomputes = Patches(_patches)
 """Ranges the recomputes of PyTorch's checkpoints while a user needs it and ranges are emitted."""
 
 
-def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_ranged(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that saves its second argument for the backward pass, so that it saves the ranged function."""
 
     @functools.wraps(original)
@@ -368,7 +363,7 @@ def _kept(original: Callable[..., Any]) -> Callable[..., Any]:
 class Recomputes(Annotation):
     """Ranges checkpoints while ranges are emitted, for an owner of layers without `annotate_model`."""
 
-    def _install(self, _owner: Any) -> list[Hold]:
+    def _install(self, _owner: Any) -> list[Handle]:
         return [recomputes.hold(self)]
 
 
@@ -408,7 +403,7 @@ def _ranged(function: Callable[..., Any]) -> Callable[..., Any]:
 def _run(recompute: Range, function: Callable[..., Any], /, *args: Any) -> Any:
     """Run the checkpointed function; in a backward pass, as recompute, once for nested checkpoints."""
     backend = session.backend
-    if backend is None or torch._C._current_graph_task_id() == -1:
+    if backend is None or graph_task() == -1:
         return function(*args)
     owners = backend.thread.position.owners
     if owners and isinstance(owners[-1], Block) and owners[-1].range is recompute:

@@ -86,7 +86,7 @@ assert changed(before) == [], changed(before)
 
 handle = annotate_model(second)
 session.deactivate()
-assert changed(before) == [("torch.nn.modules.module", "number in _global_module_registration_hooks")], changed(before)
+assert changed(before) == [], changed(before)
 session.activate(Kineto())
 assert checkpoints in changed(before)
 del second  # and its handle is kept

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
-from support.ranges.outline import Outline
+from support.ranges.sink import Outline
 from torch import nn
 from torch.utils.data import DataLoader
 
-import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, generation, step
 from nvprof_kit.errors import UsageError
 
@@ -66,16 +65,6 @@ def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt: list[lis
             torch.ones(1, 9).long(), decoder_input_ids=torch.tensor(prompt), max_new_tokens=2, min_new_tokens=2
         )
     assert [line for line in sink.lines if "step" not in line] == [f"  {first}", "  decode"]
-
-
-@pytest.fixture
-def outline() -> Iterator[Outline]:
-    outline = Outline()
-    session.activate(outline)
-    yield outline
-    depth = outline.depth
-    session.deactivate()
-    assert depth == 0
 
 
 def small() -> nn.Sequential:

@@ -18,35 +18,26 @@ from nvprof_kit.names import Category
 
 
 def test_step_phase_mark(sink) -> None:
-    with step(12), phase("forward"):
-        mark("here")
-    assert sink.lines == ["step 12", "  forward", "mark here"]
-    assert [(range_.category, range_.payload) for range_ in sink.ranges] == [
-        (Category.STEP, 12),
-        (Category.PHASE, None),
-    ]
-
-
-def test_steps_count_themselves(sink) -> None:
     @step()
     def train() -> str:
+        with phase("forward"):
+            mark("here")
         return "done"
 
-    assert train() == "done"
-    with step():
-        pass
-    first, second = (range_.payload for range_ in sink.ranges)
-    assert second == first + 1
-
-
-def test_phase_decorates(sink) -> None:
     @phase("generate")
     def generate():
         yield 1
-        yield 2
 
-    assert list(generate()) == [1, 2]
-    assert sink.lines == ["generate"] * 3
+    with step(12):
+        assert list(generate()) == [1]
+    assert train() == "done"
+    with step():
+        pass
+    payloads = [range_.payload for range_ in sink.ranges if range_.category is Category.STEP]
+    assert payloads[0] == 12 and payloads[2] == payloads[1] + 1
+    steps = [f"step {number}" for number in payloads]
+    assert sink.lines == [steps[0], *["  generate"] * 2, steps[1], "  forward", "mark here", steps[2]]
+    assert {(range_.category, range_.payload) for range_ in sink.ranges[1:3]} == {(Category.PHASE, None)}
 
 
 def test_dataloader(sink) -> None:
