@@ -1,13 +1,14 @@
-"""A backend that records ranges, in place of a tool."""
+"""Backends that record ranges, in place of a tool."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from nvprof_kit._instrument.ranges.ranges import Range
-from nvprof_kit._instrument.session import Backend
-from nvprof_kit.names import Category
+import nvprof_kit._instrument.session as session
+from nvprof_kit._instrument.session import Backend, Range
+from nvprof_kit.names import LAYER_CATEGORIES, Category
 
 
 class Sink(Backend):
@@ -58,3 +59,48 @@ class Sink(Backend):
 
     def open_count(self) -> int:
         return sum(self.threads.values())
+
+
+class Outline(Sink):
+    """Also the steps that `annotate_model` infers: ``outline`` is without layers, indented; ``layers`` in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushed: list[tuple[int, Range]] = []
+
+    def open(self, range_: Range, owner: object) -> None:
+        Backend.open(self, range_, owner)
+
+    def _push(self, range_: Range) -> None:
+        self.pushed.append((self.threads.get(threading.current_thread().name, 0), range_))
+        super()._push(range_)
+
+    @property
+    def outline(self) -> list[str]:
+        return ["  " * depth + one.text for depth, one in self.pushed if one.category not in LAYER_CATEGORIES]
+
+    @property
+    def layers(self) -> list[str]:
+        return [one.text for _, one in self.pushed if one.category in LAYER_CATEGORIES]
+
+    def under(self, text: str) -> list[str]:
+        """The layers' ranges in the ranges of a text, a phase say."""
+        found, depth = [], None
+        for at, one in self.pushed:
+            depth = None if depth is not None and at <= depth else depth
+            depth = at if one.text == text else depth
+            found += [one.text] if depth is not None and at > depth and one.category in LAYER_CATEGORIES else []
+        return found
+
+
+S = TypeVar("S", bound=Sink)
+
+
+def listening(sink: S) -> Iterator[S]:
+    """For a fixture: ranges go to the sink while the test runs; it fails if one is left open."""
+    session.activate(sink)
+    yield sink
+    open_count = sink.open_count()
+    session.deactivate()
+    assert open_count == 0
+    assert session.backend is None

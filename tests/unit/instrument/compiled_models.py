@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 import torch._dynamo as dynamo
 from torch import nn
 from torch._dynamo.utils import counters
+
+import nvprof_kit._instrument.session as session
 
 LIMIT = 3
 """So often the compiler compiles one function anew in these tests, in place of eight times, before it gives up."""
@@ -27,8 +30,12 @@ def fresh_compiler(limit: int = LIMIT) -> Iterator[None]:
     dynamo.reset()
 
 
-def compiles() -> tuple[int, int, dict[str, int]]:
-    """Graphs made, operators in them, and graph breaks since the last look."""
+Compiles = tuple[int, int, dict[str, int]]
+"""Graphs made, operators in them, and graph breaks."""
+
+
+def compiles() -> Compiles:
+    """What was compiled since the last look."""
     found = counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"], dict(counters["graph_break"])
     counters.clear()
     return found
@@ -36,6 +43,21 @@ def compiles() -> tuple[int, int, dict[str, int]]:
 
 def train(model: nn.Module) -> None:
     model(torch.ones(2, 4)).sum().backward()
+
+
+@cache
+def baseline(
+    way: Callable[..., nn.Module], make: Callable[[], nn.Module], **options
+) -> tuple[int, int, dict[str, int]]:
+    """What compiling a model takes that has no ranges."""
+    assert session.backend is None
+    compiled = way(make(), **options)
+    train(compiled)
+    train(compiled)
+    found = compiles()
+    assert found[0] > 0
+    dynamo.reset()
+    return found
 
 
 class Stack(nn.Module):

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.ranges.sink import Sink
-
-import nvprof_kit._instrument.session as session
+from support.ranges.sink import Outline, Sink, listening
 
 
 @pytest.fixture
 def sink() -> Iterator[Sink]:
-    """Ranges go to the sink while the test runs; it fails if one is left open."""
-    sink = Sink()
-    session.activate(sink)
-    yield sink
-    open_count = sink.open_count()
-    session.deactivate()
-    assert open_count == 0
-    assert session.backend is None
+    yield from listening(Sink())
+
+
+@pytest.fixture
+def outline() -> Iterator[Outline]:
+    yield from listening(Outline())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,66 +22,16 @@ def _tokens() -> torch.Tensor:
     return torch.arange(24).reshape(2, 12) % 32
 
 
-def llama() -> Subject:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    return Subject(LlamaForCausalLM(config), lambda model: model(_tokens(), labels=_tokens()).loss)
-
-
-def gpt2() -> Subject:  # tied weights, dropout
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(vocab_size=32, n_embd=32, n_layer=3, n_head=4, n_positions=16)
-    return Subject(GPT2LMHeadModel(config), lambda model: model(_tokens(), labels=_tokens()).loss)
-
-
-def bert() -> Subject:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
-    return Subject(BertForMaskedLM(config), lambda model: model(_tokens(), labels=_tokens()).loss)
-
-
-def vit() -> Subject:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=8
-    )
-    images = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
-    return Subject(ViTForImageClassification(config), lambda model: model(images, labels=torch.tensor([0, 1])).loss)
-
-
-def t5() -> Subject:  # encoder and decoder
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=32, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0, pad_token_id=0
-    )
-    return Subject(T5ForConditionalGeneration(config), lambda model: model(_tokens(), labels=_tokens()).loss)
-
-
-def mixtral() -> Subject:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    config = MixtralConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=4,
-    )
-    return Subject(MixtralForCausalLM(config), lambda model: model(_tokens(), labels=_tokens()).loss)
+def transformer(kind: str, task: str, **sizes: Any) -> Subject:
+    """A small model of transformers, ``LlamaForCausalLM`` say."""
+    transformers = importlib.import_module("transformers")
+    usual = dict(vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    model = getattr(transformers, kind + task)(getattr(transformers, f"{kind}Config")(**{**usual, **sizes}))
+    inputs = {"input_ids": _tokens(), "labels": _tokens()}
+    if "image_size" in sizes:
+        pixels = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
+        inputs = {"pixel_values": pixels, "labels": torch.tensor([0, 1])}
+    return Subject(model, lambda model: model(**inputs).loss)
 
 
 def flux() -> Subject:  # two kinds of blocks
@@ -232,16 +184,12 @@ class Checkpointed(nn.Module):
         return self.head(hidden)
 
 
-def checkpoint_reentrant() -> Subject:
-    return Subject(Checkpointed(reentrant=True), lambda model: model(_tokens()).square().mean())
-
-
-def checkpoint_non_reentrant() -> Subject:
-    return Subject(Checkpointed(reentrant=False), lambda model: model(_tokens()).square().mean())
+def checkpointed(*, reentrant: bool) -> Subject:
+    return Subject(Checkpointed(reentrant=reentrant), lambda model: model(_tokens()).square().mean())
 
 
 def frozen_first() -> Subject:
-    subject = llama()
+    subject = ZOO["llama"]()
     subject.model.model.embed_tokens.requires_grad_(False)
     subject.model.model.layers[0].requires_grad_(False)
     return subject
@@ -268,24 +216,34 @@ def two_kinds() -> Subject:
 
 
 ZOO: dict[str, Callable[[], Subject]] = {
-    make.__name__: make
-    for make in (
-        llama,
-        gpt2,
-        bert,
-        vit,
-        t5,
-        mixtral,
-        flux,
-        torch_encoder,
-        conv_attention,
-        in_place,
-        dataclass_outputs,
-        checkpoint_reentrant,
-        checkpoint_non_reentrant,
-        frozen_first,
-        two_kinds,
-    )
+    "llama": partial(transformer, "Llama", "ForCausalLM", num_hidden_layers=3, num_key_value_heads=2),
+    # tied weights, dropout
+    "gpt2": partial(transformer, "GPT2", "LMHeadModel", num_hidden_layers=3, n_positions=16),
+    "bert": partial(transformer, "Bert", "ForMaskedLM"),
+    "vit": partial(transformer, "ViT", "ForImageClassification", image_size=16, patch_size=8),
+    # encoder and decoder
+    "t5": partial(
+        transformer,
+        "T5",
+        "ForConditionalGeneration",
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    ),
+    "mixtral": partial(transformer, "Mixtral", "ForCausalLM", num_key_value_heads=2, num_local_experts=4),
+    "flux": flux,
+    "torch_encoder": torch_encoder,
+    "conv_attention": conv_attention,
+    "in_place": in_place,
+    "dataclass_outputs": dataclass_outputs,
+    "checkpoint_reentrant": partial(checkpointed, reentrant=True),
+    "checkpoint_non_reentrant": partial(checkpointed, reentrant=False),
+    "frozen_first": frozen_first,
+    "two_kinds": two_kinds,
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ranges.outline import Outline
+from support.ranges.sink import Outline
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.ranges.outline import Outline
+from support.ranges.sink import Outline
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, dataloader
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranges.outline import Outline
+from support.ranges.sink import Outline
 from torch import nn
 
 from nvprof_kit.integrations import _engine as serving

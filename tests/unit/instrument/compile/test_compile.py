@@ -6,12 +6,21 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache
 
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import BLOCKS, Stack, blocks_in_place, blocks_wrapped, compiles, fresh_compiler, train, whole
+from compiled_models import (
+    BLOCKS,
+    Stack,
+    baseline,
+    blocks_in_place,
+    blocks_wrapped,
+    compiles,
+    fresh_compiler,
+    train,
+    whole,
+)
 from torch import nn
 
 import nvprof_kit._instrument.session as session
@@ -58,18 +67,6 @@ def fresh() -> Iterator[None]:
         yield
 
 
-@cache
-def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[str, int]]:
-    """What compiling the model takes that is not annotated."""
-    assert session.backend is None
-    compiled = way(Net(), **options)
-    train(compiled)
-    train(compiled)
-    found = compiles()
-    dynamo.reset()
-    return found
-
-
 def expected(way: Callable[..., nn.Module]) -> list[str]:
     if way in BY_BLOCK:
         layers = [f"layers.{index}" for index in range(BLOCKS)]
@@ -86,7 +83,7 @@ def expected(way: Callable[..., nn.Module]) -> list[str]:
 def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgraph: bool, sink) -> None:
     options = {"backend": "aot_eager", "fullgraph": fullgraph}
     session.deactivate()
-    bare = baseline(way, **options)
+    bare = baseline(way, Net, **options)
     if annotated != "idle":
         session.activate(sink)
     net = Net()

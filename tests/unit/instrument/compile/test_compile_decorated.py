@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import BLOCKS, LIMIT, blocks_in_place, blocks_wrapped, compiles, fresh_compiler, train, whole
+from compiled_models import (
+    BLOCKS,
+    LIMIT,
+    Stack,
+    baseline,
+    blocks_in_place,
+    blocks_wrapped,
+    compiles,
+    fresh_compiler,
+    train,
+    whole,
+)
 from torch import nn
 
 import nvprof_kit._instrument.session as session
@@ -59,17 +69,11 @@ def make_net(decorated: Callable[[type], type]) -> nn.Module:
 
     block = decorated(Block)
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(block() for _ in range(BLOCKS))
+    return Stack(nn.Identity(), (block() for _ in range(BLOCKS)))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x
 
-    return Net()
+def make_bare() -> nn.Module:
+    return make_net(bare)
 
 
 def by_forward(net: nn.Module, **options) -> nn.Module:
@@ -101,26 +105,13 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@cache
-def baseline(way: Callable[..., nn.Module], **options) -> tuple[int, int, dict[str, int]]:
-    """What compiling the model takes where nothing is decorated."""
-    assert session.backend is None
-    plain = way(make_net(bare), **options)
-    for _ in range(2):
-        train(plain)
-    found = compiles()
-    assert found[0] > 0
-    dynamo.reset()
-    return found
-
-
 @pytest.mark.parametrize(("first", "fullgraph"), [("asleep", True), ("awake", False)])
 @pytest.mark.parametrize("decorated", DECORATIONS)
 @pytest.mark.parametrize("way", WAYS)
 def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph: bool, first: str, sink) -> None:
     options = {"backend": "aot_eager", "fullgraph": fullgraph}
     session.deactivate()
-    expected = baseline(way, **options)
+    expected = baseline(way, make_bare, **options)
     if first == "awake":
         session.activate(sink)
     compiled = way(make_net(decorated), **options)

@@ -10,7 +10,7 @@ from model_zoo import make
 from torch import nn
 
 import nvprof_kit._instrument.session as session
-from nvprof_kit import annotate_model, annotate_optimizer
+from nvprof_kit import annotate_model, layer_range
 from nvprof_kit.errors import UsageError
 
 
@@ -87,16 +87,8 @@ def test_select(select, expected) -> None:
 
 def test_depth() -> None:
     assert annotate_model(Net(), depth=0).paths == ("Net",)
-    assert annotate_model(Net(), depth=1, root="net").paths == (
-        "net",
-        "embed",
-        "layers.0",
-        "layers.1",
-        "norm",
-        "same",
-        "head",
-        "unused",
-    )
+    paths = "net embed layers.0 layers.1 norm same head unused"
+    assert annotate_model(Net(), depth=1, root="net").paths == tuple(paths.split())
     assert "layers.0.self_attn.out_proj" in annotate_model(Net(), depth="leaf").paths
 
 
@@ -166,8 +158,6 @@ def test_forward_that_raises_closes_its_ranges(sink) -> None:
 
 
 def test_decorated_class_in_an_annotated_model_is_ranged_once(sink) -> None:
-    from nvprof_kit import layer_range
-
     @layer_range
     class Block(nn.Linear):
         pass
@@ -180,50 +170,18 @@ def test_decorated_class_in_an_annotated_model_is_ranged_once(sink) -> None:
     assert sink.lines[3:] == ["Block.0"]
 
 
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-
-
-def test_a_model_again(sink, notebook) -> None:
-    net = model()
-    first = annotate_model(net)
-    second = annotate_model(net, depth=0)
-    assert session.annotated[net] is second
-    net(torch.zeros(1, 2))
-    assert sink.lines == ["Sequential"]  # once, and with the later options: no range of "0" and "1"
-    first.remove()  # the handle of the cell's first run takes nothing of the second back
-    net(torch.zeros(1, 2))
-    assert sink.lines == ["Sequential"] * 2
-
-
-def test_a_model_made_again(sink, notebook) -> None:
-    for _ in range(2):
-        net = model()
-        annotate_model(net)
-    net(torch.zeros(1, 2))
-    assert sink.lines == ["Sequential", "  0", "  1"]
-
-
-def test_an_optimizer_again(sink, notebook) -> None:
-    weight = torch.ones(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    for _ in range(2):
-        annotate_optimizer(optimizer)
-    weight.sum().backward()
-    optimizer.step()
-    assert sink.lines == ["optimizer"]
-
-
-def test_a_cell_of_ipython_run_twice(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_of_ipython_run_again_replaces_what_it_annotated(sink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)  # which the shell sets, and leaves
     monkeypatch.setattr(builtins, "get_ipython", None, raising=False)
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()
-    made = "import torch\nfrom nvprof_kit import annotate_model\nnet = torch.nn.Sequential(torch.nn.Linear(2, 2))"
-    for cell in (made, "handle = annotate_model(net)", "handle = annotate_model(net)", "out = net(torch.zeros(1, 2))"):
+    cells = [
+        "import torch\nfrom torch import nn\nfrom nvprof_kit import annotate_model, annotate_optimizer",
+        "net = nn.Sequential(nn.Linear(2, 2))\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)",
+        "first = annotate_model(net)\nannotate_optimizer(optimizer)",
+        "handle = annotate_model(net, depth=0)\nannotate_optimizer(optimizer)",
+        "first.remove()  # takes nothing of the second back",
+        "net(torch.zeros(1, 2)).sum().backward()\noptimizer.step()",
+    ]
+    for cell in cells:
         shell.run_cell(cell).raise_error()
-    assert sink.lines == ["Sequential", "  0"]
+    assert sink.lines == ["Sequential", "Sequential backward", "optimizer"]  # once, and with the later options
