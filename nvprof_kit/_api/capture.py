@@ -472,41 +472,27 @@ class Capture:
         drawn, info = self._timeline(_steps(steps), typical=True)
         return Plot(timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
-    def report(self, *others: Capture | str | Path, steps: Steps = None) -> Document:
+    def report(self, other: Capture | str | Path | None = None, *, steps: Steps = None) -> Document:
         """Make one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes, warnings.
 
         Findings and idle causes are those of captures with up to 200,000 GPU operations.
 
         Args:
-            others: Captures to compare with this one on the same page. The page shows all details of the first captures
-                and only a comparison of further ones, names those it leaves out, and stays below 8 MB.
+            other: A capture to compare with this one; the page then has both.
             steps: As in `layers`; the timeline has only these. [default: all steps but warm-up, on the timeline all]
 
         Returns:
             The page, which loads nothing from the network; `Document.save` writes it. If a FLOP count next to a capture
             does not match the capture, a warning says so.
         """
-        from nvprof_kit._report.page.page import MAX_COMPARED, MAX_WHOLE, report_page
+        from nvprof_kit._report.page.page import report_page
         from nvprof_kit._result.writer import Document
 
-        sheets: list[Sheet] = []
-        compared: list[Layers] = []
-        warnings: list[str] = []
-        captures = [other if isinstance(other, Capture) else self._like(other) for other in (self, *others)]
-        count = min(len(captures), MAX_WHOLE)
-        for capture in captures[:MAX_COMPARED]:
-            if len(sheets) < count:
-                sheet, unfit = capture._sheet(_steps(steps), count)
-                sheets.append(sheet)
-                compared.append(sheet.layers)
-                warnings += unfit
-            else:
-                compared.append(capture.layers(steps=steps))
-            if capture is not self and capture not in others:
-                capture.close()  # a page of many captures holds no more than two
-        absent = [str(capture.path) for capture in captures[MAX_COMPARED:]]
+        captures = [self] if other is None else [self, other if isinstance(other, Capture) else self._like(other)]
+        sheets = [capture._sheet(_steps(steps), len(captures)) for capture in captures]
         sources = tuple(source for capture in captures for source in capture.sources)
-        return Document(report_page(sheets, compared, absent), (".html", ".htm"), sources, as_issues("flops", warnings))
+        warnings = as_issues("flops", [warning for _, unfit in sheets for warning in unfit])
+        return Document(report_page([sheet for sheet, _ in sheets]), (".html", ".htm"), sources, warnings)
 
     def export(self, *, data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
         """Make a trace for the Perfetto UI, with layers, phases, streams and idle gaps as tracks.

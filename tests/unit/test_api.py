@@ -218,7 +218,7 @@ def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
     for call, _, argument in (target.partition(":") for target in elsewhere.values() if target):
         assert argument in inspect.signature(in_python(call)).parameters
     if CALLS[verb].startswith("Capture."):  # and every argument is an option
-        extra = {"path", "rows", "self", "new", "base", "others", "job", "data-format"}
+        extra = {"path", "rows", "self", "new", "base", "other", "job", "data-format"}
         assert {name.rstrip("_").replace("_", "-") for name in arguments} - options <= extra
 
 

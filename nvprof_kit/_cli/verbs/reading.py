@@ -107,16 +107,16 @@ READ.question(Capture.metrics, "nvprof-kit metrics run.sqlite --depth 3", nsys=T
 def report(output: Output, captures: tuple[str, ...], **options: Any) -> None:
     """Write one self-contained HTML page: findings, layers, timeline of the steps, kernels, idle causes.
 
-    With several CAPTUREs, the page shows the details of the first ones and compares all with the first. It stays below
-    8 MB and loads nothing from the network.
+    With two CAPTUREs, the page has both and compares them. It loads nothing from the network.
     """
-    first, *more_captures = captures
-    for capture in more_captures:
+    if len(captures) > 2:
+        raise UsageError(f"a page is about a capture, or compares two, not {len(captures)}")
+    for capture in captures[1:]:
         expect(capture, CAPTURES, NEEDED)
     output.spare(captures)
     with progress() as report_stage:
         report_stage(f"reading {', '.join(captures)} and writing the page")
-        page = open_input(output, first, **pop_opening(options)).report(*more_captures, **options)
+        page = open_input(output, captures[0], **pop_opening(options)).report(*captures[1:], **options)
     output.write_document(page)
 
 

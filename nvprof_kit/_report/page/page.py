@@ -1,7 +1,6 @@
-"""One page about one or several captures: a single file that loads nothing from the network.
+"""One page about a capture, or about two that it compares: a single file that loads nothing from the network.
 
-The page has a size budget, which the first captures share. If the page is still too large, the last of them only
-appear in the comparison. The page lists all omissions, with the command that shows the data.
+Two captures share the limits of the page. It lists all omissions, with the command that shows the data.
 """
 
 from __future__ import annotations
@@ -35,7 +34,15 @@ from nvprof_kit._report.page.figures import (
     limit_bars,
     phase_split,
 )
-from nvprof_kit._report.page.table import PageRows, PageTable, comparison, layer_table, page_table, parents_of
+from nvprof_kit._report.page.table import (
+    PageRows,
+    PageTable,
+    comparison,
+    layer_table,
+    page_table,
+    parents_of,
+    short_path,
+)
 from nvprof_kit._report.page.template import render, short_text
 from nvprof_kit._report.page.timeline import MAX_BOXES, Drawing, ShownStep, drawn_timeline
 from nvprof_kit._report.text.layers import layers_by_step, left_out_lines, row_names, time_name
@@ -48,15 +55,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.flops.flops import Flops
-
-BUDGET = 8_000_000
-"""Maximum size of a page in bytes."""
-
-MAX_WHOLE = 8
-"""Maximum number of captures with full content; others only appear in the comparison."""
-
-MAX_COMPARED = 64
-"""Maximum number of compared captures."""
 
 MAX_ROWS = 2_000
 """Maximum number of rows of the model trees of all captures; the costliest are kept."""
@@ -92,39 +90,24 @@ class Sheet(NamedTuple):
     data: dict[str, Any]
 
 
-def report_page(sheets: Sequence[Sheet], compared: Sequence[Layers], absent: Sequence[str] = ()) -> bytes:
-    """The page as UTF-8, with at most `BUDGET` bytes.
-
-    Args:
-        sheets: Captures with full content.
-        compared: All captures, those with full content first; if there are several, each is compared with the first.
-        absent: Captures that are not on the page.
-    """
-    changes, change_total, note = comparison(compared) if len(compared) > 1 else ([], [], "")
-    html = render(
+def report_page(sheets: Sequence[Sheet]) -> bytes:
+    """The page as UTF-8, of one capture or of two, the second of which is compared with the first."""
+    compared = [sheet.layers for sheet in sheets]
+    changes, change_total, note = comparison(*compared) if len(compared) > 1 else ([], [], "")
+    return render(
         "page.html",
         scripts=_SCRIPTS,
         styles=("page.css",),
         loading=True,
-        title=f"{', '.join(capture.info.path for capture in compared[:3])}{', …' * (len(compared) > 3)} · nvprof-kit",
+        title=f"{', '.join(capture.info.path for capture in compared)} · nvprof-kit",
         sheets=[sheet.variables for sheet in sheets],
-        compared=[{"path": capture.info.path, "short_path": _short_path(capture.info.path)} for capture in compared],
+        compared=[(capture.info.path, short_path(capture.info.path)) for capture in compared],
         changes=changes,
         changes_note=note,
         without_comm=any(capture.summary.comm_ns for capture in compared),
         change_total=change_total,
-        only_compared=[capture.info.path for capture in compared[len(sheets) :]],
-        absent=absent,
         data=[sheet.data for sheet in sheets],
     )
-    if len(html) > BUDGET and len(sheets) > 1:
-        return report_page(sheets[: len(sheets) // 2], compared, absent)
-    return html
-
-
-def _short_path(path: str) -> str:
-    name = path.replace("\\", "/").rsplit("/", 1)[-1]
-    return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
 
 
 def sheet_of(
@@ -146,7 +129,7 @@ def sheet_of(
         flops: FLOPs and utilization; None if operators were not counted.
         with_findings: Whether to look for findings, and to break the steps down.
         left_out: One sentence for each omitted analysis.
-        of: Number of captures with full content, which share the limits of the page.
+        of: Number of captures, which share the limits of the page.
     """
     trace, attribution = operations.trace, operations.attribution
     path, on_gpu = trace.info.path, trace.info.on_gpu
@@ -176,7 +159,6 @@ def sheet_of(
     ]
     variables = {
         "path": path,
-        "short_path": _short_path(path),
         "facts": capture_facts(result.info, summary.steps, summary.all_steps),
         "headlines": headlines(result, times, shown_steps[0], idle, flops),
         "split": phase_split(result),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 MARKED_CHANGE = 0.02
 """Minimum relative change shown in color."""
 
-MAX_COMPARED_CELLS = 40_000
-"""Maximum number of cells of the comparison; the rows with the largest changes are kept."""
+MAX_COMPARED = 20_000
+"""Maximum number of rows of the comparison; those of the most time are kept."""
 
 MAX_TABLE_ROWS = 100
 """Maximum number of table rows on the page; a command next to the table shows all."""
@@ -171,49 +171,54 @@ def _more_cells(
 # ---------------------------------------------------------------- captures beside each other
 
 
-def comparison(compared: Sequence[Layers]) -> tuple[list[dict[str, Any]], list[Cell], str]:
-    """The rows of the comparison, the total, and a sentence about omissions: all rows of the trees, as one tree. Each
-    row has the parent that it has in the first capture with it; below a parent, those of the first capture come in its
-    order, then those of later captures only.
+def comparison(base: Layers, new: Layers) -> tuple[list[dict[str, Any]], list[Cell], str]:
+    """The rows of the comparison, the total, and a sentence about omissions: all rows of both trees, as one tree. A row
+    has the parent that it has in the first capture with it; below a parent, those of BASE come in its order, then those
+    of NEW only.
     """
-    parents: dict[str, str] = {}
-    by_capture: list[dict[str, float]] = []
-    for capture in compared:
-        tree, steps = capture.tree, max(capture.summary.steps, 1)
-        work = (tree["total_ns"] - tree["comm_ns"]) / steps
-        by_capture.append(dict(zip(row_names(tree), work, strict=True)))
-        parents = dict(zip(row_names(tree), tree["parent"], strict=True)) | parents
+    (base_ns, parents), (new_ns, new_parents) = (_times(layers) for layers in (base, new))
+    parents |= {name: parent for name, parent in new_parents.items() if name not in parents}
     children: dict[str, list[str]] = {}
     for name, parent in parents.items():
         children.setdefault(parent, []).append(name)
-    rows = []
+    rows, note = [], ""
     stack = [(name, 0) for name in reversed(children.get("", []))]
     while stack:
         name, depth = stack.pop()
-        rows.append((_named(name, parents[name], depth), [times.get(name) for times in by_capture]))
+        rows.append((_named(name, parents[name], depth), base_ns.get(name), new_ns.get(name)))
         stack += [(child, depth + 1) for child in reversed(children.get(name, []))]
-    limit, note = max(MAX_COMPARED_CELLS // len(compared), 1), ""
-    if len(rows) > limit:
-        sizes = [max(times[0] or 0, times[-1] or 0) for _, times in rows]
-        largest = sorted(sorted(range(len(rows)), key=lambda row: -sizes[row])[:limit])
-        first, last = compared[0].info.path, compared[-1].info.path
-        note = f"{len(rows) - limit:,} rows of little time are left out: nvprof-kit diff {first} {last} --format csv"
-        rows = [rows[index] for index in largest]
-    total = _change_cells([layers.summary.work_ns / max(layers.summary.steps, 1) for layers in compared])
-    return [{**name, "cells": _change_cells(times)} for name, times in rows], total, note
+    if len(rows) > MAX_COMPARED:
+        command = f"nvprof-kit diff {base.info.path} {new.info.path} --format csv"
+        note = f"{len(rows) - MAX_COMPARED:,} rows of little time are left out: {command}"
+        largest = sorted(range(len(rows)), key=lambda row: -max(rows[row][1] or 0, rows[row][2] or 0))[:MAX_COMPARED]
+        rows = [rows[index] for index in sorted(largest)]
+    total = _change_cells(*(layers.summary.work_ns / max(layers.summary.steps, 1) for layers in (base, new)))
+    return [{**row, "cells": _change_cells(*times)} for row, *times in rows], total, note
 
 
-def _change_cells(times: Sequence[float | None]) -> list[Cell]:
-    """The time per step in each capture, None where it has no such row, then the change from first to last."""
-    first, last = times[0], times[-1]
-    cells = [_cell("" if ns is None else MS(round(ns)) or "0.000", ns) for ns in times]
-    if first is None or last is None:
-        return [*cells, _cell("new" if first is None else "gone", None), _cell("", None)]
-    relative = (last - first) / first if first else None
+def _times(layers: Layers) -> tuple[dict[str, float], dict[str, str]]:
+    """The time per step without communication of each row of a tree, and its parent."""
+    tree = layers.tree.set_index(row_names(layers.tree))
+    work = (tree["total_ns"] - tree["comm_ns"]) / max(layers.summary.steps, 1)
+    return work.to_dict(), tree["parent"].to_dict()
+
+
+def short_path(path: str) -> str:
+    """A path's last part, without its middle if it is long."""
+    name = path.replace("\\", "/").rsplit("/", 1)[-1]
+    return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
+
+
+def _change_cells(base_ns: float | None, new_ns: float | None) -> list[Cell]:
+    """The time per step in each capture, None where it has no such row, then the change."""
+    cells = [_cell("" if ns is None else MS(round(ns)) or "0.000", ns) for ns in (base_ns, new_ns)]
+    if base_ns is None or new_ns is None:
+        return [*cells, _cell("new" if base_ns is None else "gone", None), _cell("", None)]
+    relative = (new_ns - base_ns) / base_ns if base_ns else None
     mark = "" if relative is None or abs(relative) < MARKED_CHANGE else "worse" if relative > 0 else "better"
-    change = f"{'+' if last >= first else ''}{MS(round(last - first)) or '0.000'}"
+    change = f"{'+' if new_ns >= base_ns else ''}{MS(round(new_ns - base_ns)) or '0.000'}"
     percentage = "" if relative is None else f"{100 * relative:+.1f} %"
-    return [*cells, _cell(change, last - first, mark=mark), _cell(percentage, relative, mark=mark)]
+    return [*cells, _cell(change, new_ns - base_ns, mark=mark), _cell(percentage, relative, mark=mark)]
 
 
 # ---------------------------------------------------------------- analyses

@@ -12,14 +12,12 @@ from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
 from nvprof_kit._report.text.table import (
-    FOLD_KINDS,
-    FOLD_RANKS,
+    FOLD_COLUMNS,
+    Column,
     Grid,
     capture_line,
     fold_cells,
-    fold_columns,
     fold_notes,
-    table,
     warning_lines,
 )
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, is_missing, percent
@@ -32,10 +30,9 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuLayers
 
 _RANKS = {
-    **dict.fromkeys(("phase", "ms", "busy ms", "MFU", "of limit", "bound", "SM active"), 0),
-    **dict.fromkeys(("type", "stall", ""), 2),
+    **dict.fromkeys(("ms", "busy ms", "MFU", "of limit", "bound", "SM active"), 0),
+    **dict.fromkeys(("type", "stall"), 2),
     **dict.fromkeys(("calls", "samples", "why"), 3),
-    **FOLD_RANKS,
 }
 
 
@@ -45,15 +42,15 @@ def layer_table(
     ms: Milliseconds,
     writers: Mapping[str, Callable[[Any], str]] = MappingProxyType({}),
     marks: Callable[[dict[Any, Any]], Mapping[str, str]] = lambda _: {},
-) -> tuple[Grid, list[str]]:
-    """The table of an answer by layer and phase, as it is selected and folded, and the headings of its columns.
+) -> Grid:
+    """The table of an answer by layer and phase, as it is selected and folded.
 
     Args:
         result: The answer.
         names: The columns to print, of which those without a figure are left out.
         ms: How its times are written; counts are divided as they are.
         writers: How columns are written that have a way of their own.
-        marks: Cells of a row that replace others or have no column, by heading.
+        marks: Cells of a row that replace others, by column; ``marks`` is the last one.
     """
     write: dict[str, Callable[[Any], str]] = {
         "ns": lambda ns: ms(round(ns)),
@@ -65,23 +62,21 @@ def layer_table(
         "": lambda value: value if isinstance(value, str) else count_per_step(value, ms.divisor),
     }
     columns = {name: result.columns[result.schema][name] for name in names}
-    lines = []
+    printed = {
+        name: Column(column.heading, "left" if column.kind == "str" else "right", _RANKS.get(column.heading, 1), True)
+        for name, column in columns.items()
+    }
+    labels = {"layer": Column("layer", "path"), "phase": Column("phase", "left", 0)}
+    grid = Grid(labels | printed | FOLD_COLUMNS | {"marks": Column("", rank=2, is_optional=True)}, result.select)
     for row in result.printed().to_dict("records"):
         cells = {
-            column.heading: "" if is_missing(row[name]) else writers.get(name, write[column.unit])(row[name])
+            name: "" if is_missing(row[name]) else writers.get(name, write[column.unit])(row[name])
             for name, column in columns.items()
         }
-        lines.append((row, {**cells, **marks(row), **fold_cells(row, ms)}))
-    kinds = {column.heading: "left" if column.kind == "str" else "right" for column in columns.values()}
-    kinds = {name: kind for name, kind in kinds.items() if any(cells[name] for _, cells in lines)}
-    kinds |= {name: FOLD_KINDS[name] for name in fold_columns(cells for _, cells in lines)}
-    kinds |= {"": "right"} if any(cells.get("") for _, cells in lines) else {}
-    grid = table([("layer", "path"), ("phase", "left"), *kinds.items()], _RANKS)
-    grid.choose(result.select)
-    for row, cells in lines:
         label = f"{row['layer']} x{row['count']}" if row["count"] > 1 else row["layer"]
-        grid.add_row(label, row["phase"], *(cells.get(name, "") for name in kinds), cost=row[result.time])
-    return grid, list(kinds)
+        cells = {"layer": label, "phase": row["phase"], **cells, **marks(row), **fold_cells(row, ms)}
+        grid.add(cells, cost=row[result.time])
+    return grid
 
 
 def scaled(value: float) -> str:
@@ -112,10 +107,10 @@ def flops_report(result: Flops) -> list[RenderableType]:
 
     def marks(row: dict[Any, Any]) -> dict[str, str]:
         sentences = [note for note in str(row["note"]).split(NOTES_APART) if note]
-        return {"": " ".join(notes.setdefault(note, f"[{len(notes) + 1}]") for note in sentences)}
+        return {"marks": " ".join(notes.setdefault(note, f"[{len(notes) + 1}]") for note in sentences)}
 
     ms = Milliseconds.for_total(longest_ns, max(totals.steps, 1))
-    grid, headings = layer_table(result, names, ms, marks=marks)
+    grid = layer_table(result, names, ms, marks=marks)
     unit = "a step" if totals.steps else "the capture"
     about = f"Of {unit}, including nested layers; operations counted in {result.counts}."
     if result.peaks is not None:
@@ -130,7 +125,7 @@ def flops_report(result: Flops) -> list[RenderableType]:
         grid,
         "",
         *(Text(note, "dim") for note in (*footnotes, about, *limits)),
-        *fold_notes(headings, "their sums and rates", "busy ms of one of them"),
+        *fold_notes(grid, "their sums and rates", "busy ms of one of them"),
         *warning_lines(result.warnings),
     ]
 
@@ -174,8 +169,8 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         if column.unit == "percent" and not math.isnan(result.overall[name])
     }
     ms = Milliseconds.for_total(max([1, *result.printed()["busy_ns"].astype(int)]))
-    first = next(iter(figures.values()), "")
-    grid, headings = layer_table(
+    first = next(iter(figures), "")
+    grid = layer_table(
         result,
         ["busy_ns", "samples", *figures],
         ms,
@@ -197,7 +192,7 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         grid,
         "",
         Text(note, "dim"),
-        *fold_notes(headings, "those of all of them", "busy ms of one of them"),
+        *fold_notes(grid, "those of all of them", "busy ms of one of them"),
         *warning_lines(result.info.warnings),
     ]
 
@@ -208,7 +203,7 @@ def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
     columns = {name: column for name, column in result.columns[result.schema].items() if column.heading}
     names = [name for name in columns if name != "covered" or result.capture]
     writers = {"covered": percent, "intensity": "{:.1f}".format}
-    grid, headings = layer_table(result, names, Milliseconds.for_total(gpu_ns), writers)
+    grid = layer_table(result, names, Milliseconds.for_total(gpu_ns), writers)
     lines = [f"{title(result.path)}: {result.measured:,} measured kernels"]
     if result.capture:
         lines.append(
@@ -218,5 +213,5 @@ def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
         if result.unused:
             lines.append(f"{result.unused:,} of them are like no launch of the capture")
     note = Text("Percentages are of the GPU's peak, means over GPU time, including nested layers.", "dim")
-    notes = [note, *fold_notes(headings, "those of all of them", "ms of one of them")]
+    notes = [note, *fold_notes(grid, "those of all of them", "ms of one of them")]
     return [*map(Text, lines), "", grid, "", *notes, *warning_lines(result.warnings)]

@@ -13,7 +13,7 @@ from nvprof_kit._analysis.diff.diff import ALIKE, COLUMNS, LEVELS
 from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
-from nvprof_kit._report.text.table import capture_line, table, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, capture_line, warning_lines
 from nvprof_kit._report.text.texts import MS
 from nvprof_kit._result.formats import title
 from nvprof_kit.issues import plural
@@ -29,7 +29,14 @@ _FOLDED = (
     "xN: equal blocks in one line: their sums, and the widest ends of their intervals. "
     "--no-fold prints one line per block."
 )
-_HEAD = ("", "base", "new", "change", "95 % interval", "verdict")
+_COLUMNS = {
+    "row": Column("", "path"),
+    "base": Column("base", rank=2),
+    "new": Column("new", rank=0),
+    "change": Column("change", rank=0),
+    "interval": Column("95 % interval", rank=3),
+    "verdict": Column("verdict", "words"),
+}
 
 
 @dataclass(frozen=True)
@@ -90,11 +97,9 @@ def _content(result: Diff) -> _Content:
 def diff_report(result: Diff) -> list[RenderableType]:
     """The report for the terminal: verdict, changes, new and removed kernels, gates."""
     content, unit = _content(result), result.unit
-    kinds = {0: "path", 5: "words"}
-    columns = [(name, kinds.get(column, "right")) for column, name in enumerate(_HEAD)]
-    grid = table(columns, {"new": 0, "change": 0, "base": 2, "95 % interval": 3})
+    grid = Grid(_COLUMNS)
     for row in content.rows:
-        grid.add_row(*_cells(row, unit))
+        grid.add(dict(zip(_COLUMNS, _cells(row, unit), strict=True)))
     parts: list[RenderableType] = [
         *_captures("base", result.base, result.base_steps, unit),
         *_captures("new ", result.new, result.new_steps, unit),
@@ -119,7 +124,7 @@ def diff_markdown(result: Diff) -> str:
     lines = [f"**{_headline(result)}**", ""]
     lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in content.gates]
     lines += [""] if content.gates else []
-    lines += [f"| {' | '.join(_HEAD)} |", "|---|---:|---:|---:|---:|---|"]
+    lines += [f"| {' | '.join(column.name for column in _COLUMNS.values())} |", "|---|---:|---:|---:|---:|---|"]
     lines += [f"| {' | '.join(map(_escaped, _cells(row, unit)))} |" for row in content.rows]
     if content.kernels:
         kernels = [f"- {_escaped(line)}" for line in content.kernels]

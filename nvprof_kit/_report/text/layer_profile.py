@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import capitalized, header, steps_table, time_name, tree_table
-from nvprof_kit._report.text.table import table, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, warning_lines
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, counted, is_missing, mib_cell
 from nvprof_kit._result.result import UNFOLDED
 from nvprof_kit.names import LAYER_PHASES
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _LABELS = 48
+_KINDS = ("kind", "layers", "count", *LAYER_PHASES, "total", "attention", "mean", "min", "max", "CPU", "MiB left")
 
 
 def profile_report(profile: LayerProfile, facts: list[str]) -> list[RenderableType]:
@@ -51,8 +52,9 @@ def profile_head(profile: LayerProfile, facts: list[str]) -> list[RenderableType
     per_step = Milliseconds.for_total(max(row["gpu_ns"] for row in rows), steps)
     of_one = Milliseconds.for_total(max(row["max_ns"] for row in rows))
     memory = any(not is_missing(row["retained_bytes"]) for row in rows)
-    lines_of_kinds = [
-        {
+    grid = Grid({name: Column(name, "left" if name == "kind" else "right", is_optional=True) for name in _KINDS})
+    for row in rows:
+        cells = {
             "kind": row["kind"],
             "layers": str(row["layers"]),
             "count": count_per_step(row["count"], steps),
@@ -63,12 +65,7 @@ def profile_head(profile: LayerProfile, facts: list[str]) -> list[RenderableType
             "CPU": "" if is_missing(row["cpu_ns"]) else per_step(row["cpu_ns"]),
             "MiB left": "" if is_missing(row["retained_bytes"]) else mib_cell(row["retained_bytes"]),
         }
-        for row in rows
-    ]
-    names = [name for name in lines_of_kinds[0] if any(cells[name] for cells in lines_of_kinds)]
-    grid = table([(name, "left" if name == "kind" else "right") for name in names])
-    for row, cells in zip(rows, lines_of_kinds, strict=True):
-        grid.add_row(*(cells[name] for name in names), style="" if row["is_block"] else "dim")
+        grid.add(cells, style="" if row["is_block"] else "dim")
     caption = f"Milliseconds per step of {time_name(profile.layers)}; mean, min and max are one layer's in one step."
     return [*lines, grid, "", Text(caption + (" MiB left: by one block's forward." if memory else ""), "dim")]
 

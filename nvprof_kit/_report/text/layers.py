@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -12,14 +12,12 @@ from nvprof_kit._analysis.layers.fold import fold_tree
 from nvprof_kit._analysis.layers.layers import NOTABLE
 from nvprof_kit._analysis.layers.sums import SPLITS
 from nvprof_kit._report.text.table import (
-    FOLD_KINDS,
-    FOLD_RANKS,
+    FOLD_COLUMNS,
     Bar,
     Column,
     Grid,
     capture_line,
     fold_cells,
-    fold_columns,
     fold_notes,
     warning_lines,
 )
@@ -45,28 +43,25 @@ Row = dict[Any, Any]
 Line = tuple[Row, dict[str, str]]
 """A row with its cells by the names of `COLUMNS`."""
 
+MEMORY_COLUMNS = ("kept_bytes", "peak_bytes", "cuda_bytes")
+"""The columns of `nvprof_kit._analysis.layers.memory.LayerMemory.of_tree`."""
+
 COLUMNS: Mapping[str, Column] = {
     "layer": Column("layer", "path"),
-    "calls": Column("calls", "right", 3),
-    **{phase: Column(phase, "right") for phase in LAYER_PHASES},
-    "total_ns": Column("total", "right", 0),
-    "comm_ns": Column("comm", "right"),
-    "of_limit": Column("of limit", "right"),
-    "self_share": Column("self share", "right", 3),
-    "total_share": Column("total share", "right", 0),
+    "calls": Column("calls", rank=3),
+    **{phase: Column(phase, is_optional=phase == "recompute") for phase in LAYER_PHASES},
+    "total_ns": Column("total", rank=0),
+    "comm_ns": Column("comm", is_optional=True),
+    "of_limit": Column("of limit", is_optional=True),
+    "self_share": Column("self share", rank=3),
+    "total_share": Column("total share", rank=0),
     "bar": Column("", "bar"),
-    "cpu_ns": Column("CPU", "right", 4),
-    "kept_bytes": Column("kept MiB", "right", 2),
-    "peak_bytes": Column("peak MiB", "right", 2),
-    "cuda_bytes": Column("CUDA MiB", "right", 2),
+    "cpu_ns": Column("CPU", rank=4),
+    "kept_bytes": Column("kept MiB", rank=2, is_optional=True),
+    "peak_bytes": Column("peak MiB", rank=2, is_optional=True),
+    "cuda_bytes": Column("CUDA MiB", rank=2, is_optional=True),
 }
 """The printed columns with their headings, in their order; the page of `report` takes the headings from here."""
-
-MEMORY_COLUMNS = ("kept_bytes", "peak_bytes", "cuda_bytes")
-"""Those of `nvprof_kit._analysis.layers.memory.LayerMemory.of_tree`."""
-
-_OPTIONAL = ("recompute", "comm_ns", "of_limit", *MEMORY_COLUMNS)
-"""Columns that are printed only if they have a figure."""
 
 MAX_STEPS = 8
 """Maximum number of steps with a column; data formats contain all steps."""
@@ -99,18 +94,14 @@ def layers_report(result: Layers) -> list[RenderableType]:
 
 def tree_table(result: Layers) -> list[RenderableType]:
     """The table with a column per phase, and a description of its figures."""
-    lines, total = tree_lines(result), total_line(result)
-    used = {name for cells in (total, *(cells for _, cells in lines)) for name, cell in cells.items() if cell}
-    splits = {name: Column(heading, "right", 2) for name, heading in split_headings(result).items()}
+    splits = {name: Column(heading, rank=2) for name, heading in split_headings(result).items()}
     columns: dict[str, Column] = {}
     for name, column in COLUMNS.items():
-        if name == "total_ns":
-            columns |= splits
-        if (name in used or name not in _OPTIONAL) and not (splits and name in LAYER_PHASES):
+        columns |= splits if name == "total_ns" else {}
+        if not (splits and name in LAYER_PHASES):
             columns[name] = column
-    for name in fold_columns(cells for _, cells in lines):
-        columns[name] = Column(name, FOLD_KINDS[name], FOLD_RANKS.get(name, 1))
-    return [_grid(result, columns, lines, total), "", *_notes(result, columns)]
+    grid = _grid(result, columns | FOLD_COLUMNS, tree_lines(result), total_line(result))
+    return [grid, "", *_notes(result, grid)]
 
 
 def steps_table(result: Layers) -> list[RenderableType]:
@@ -126,7 +117,7 @@ def steps_table(result: Layers) -> list[RenderableType]:
         for row in tree.to_dict("records")
     ]
     total = {"layer": "total", **{str(name): ms(int(times.loc["total", name])) for name in headings}}
-    columns = {"layer": COLUMNS["layer"], **{str(name): Column(text, "right") for name, text in headings.items()}}
+    columns = {"layer": COLUMNS["layer"], **{str(name): Column(text) for name, text in headings.items()}}
     note = f"Milliseconds of {time_name(result)} in each step, all phases together, including nested layers."
     if (left_out := len(times.columns) - MAX_STEPS) > 0:
         note += f" {left_out} more columns are left out here; -o FILE.csv has all steps."
@@ -135,17 +126,15 @@ def steps_table(result: Layers) -> list[RenderableType]:
 
 def _grid(result: Layers, columns: Mapping[str, Column], lines: Sequence[Line], total: Mapping[str, str]) -> Grid:
     """The rows of layers, of what ran outside layers, and the total."""
-    grid = Grid(list(columns.values()))
-    grid.choose(result.select)
+    grid = Grid(columns, result.select)
     longest = max((row["total_ns"] for row, _ in lines), default=0) or 1
     for outside in (False, True):
         for row, cells in lines:
             if (row["layer"] == NO_LAYER) == outside:
-                line: dict[str, str | Bar] = {**cells, "bar": Bar(row["total_ns"] / longest)}
-                style = "dim" if outside else ""
-                grid.add_row(*(line.get(name, "") for name in columns), style=style, cost=row["total_ns"])
+                bar = Bar(row["total_ns"] / longest)
+                grid.add({**cells, "bar": bar}, style="dim" if outside else "", cost=row["total_ns"])
         grid.add_section()
-    grid.add_row(*(total.get(name, "") for name in columns), style="bold")
+    grid.add(total, style="bold")
     return grid
 
 
@@ -322,7 +311,7 @@ def _divisor(result: Layers) -> int:
     return 1 if result.steps.everything else max(result.summary.steps, 1)
 
 
-def _notes(result: Layers, columns: Collection[str]) -> list[Text]:
+def _notes(result: Layers, grid: Grid) -> list[Text]:
     unit = "Milliseconds per step" if _divisor(result) > 1 else "Milliseconds"
     notes = [
         f"{unit} of {time_name(result)}, with nested layers; self share: without. CPU: wall time inside the layer's "
@@ -330,13 +319,13 @@ def _notes(result: Layers, columns: Collection[str]) -> list[Text]:
     ]
     if result.summary.comm_ns:
         notes.append("comm is the part of total in communication, which may be waiting for other ranks.")
-    if "of_limit" in columns:
+    if "of_limit" in grid.printed_columns:
         notes.append(
             "of limit: the least time that this GPU needs for these operators, over the time they took; "
             "`nvprof-kit flops` has it by phase."
             + (" By the peaks measured on this machine." if result.peaks and result.peaks.measured else "")
         )
-    notes += [note.plain for note in fold_notes(columns, "their sums", "of one of them, without communication")]
+    notes += [note.plain for note in fold_notes(grid, "their sums", "of one of them, without communication")]
     if result.memory is not None:
         notes.append(
             "MiB of 1,048,576 bytes: kept is what one forward call leaves allocated, peak the maximum while it ran, "

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.page.template import render, svg_of
-from nvprof_kit._report.text.table import Bar, frame_table, ranked_notes, warning_lines
+from nvprof_kit._report.text.table import frame_table, ranked_notes, warning_lines
 from nvprof_kit._report.text.texts import cell, filled, heading, memory_size, percent
 from nvprof_kit._result.formats import title
 
@@ -33,15 +33,12 @@ VIEWS = {
 
 def memory_report(result: Memory) -> list[RenderableType]:
     """The report: a summary of the device, the requested tables, and warnings."""
-    tables, select = result.printed(), result.select
+    tables = result.printed()
     title_line, *header_lines = header(result)
     parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, header_lines), ""]
     for view, rows in tables.items():
         if len(rows):
-            grid = frame_table(rows, select.top or MOST_ROWS, mib=True)
-            if "share" in rows:
-                longest = max(rows["share"]) or 1.0
-                grid.add_column("", "bar", [Bar(share / longest) for share in rows["share"].head(len(grid.rows))])
+            grid = frame_table(rows, result.select.top or MOST_ROWS, mib=True, bar="share")
             parts += [Text(VIEWS[view], "bold"), grid, ""]
     notes = [Text("MiB of 1,048,576 bytes.", "dim"), *ranked_notes(tables.values())]
     return [*parts, *notes, *warning_lines(result.warnings)]

@@ -24,7 +24,7 @@ def plan_report(plan: NcuPlan) -> list[RenderableType]:
     rows = frame[[name for name in _COLUMNS if name in frame]]
     rows = rows.assign(kernel=rows["kernel"].map(kernel_names(rows["kernel"].astype(str))))
     grid = frame_table(rows.rename(columns={"gpu_ns": "ms_ns"}), len(rows))
-    grid.choose(plan.select)
+    grid.select = plan.select
     return [*map(Text, plan_lines(plan)), "", grid, *warning_lines(plan.warnings)]
 
 

@@ -13,9 +13,9 @@ from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._ranks.replay import PATH_COLUMNS
 from nvprof_kit._ranks.waits import CHARGE_COLUMNS
-from nvprof_kit._report.text.table import Grid, Row, frame_table, table, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, Row, frame_table, warning_lines
 from nvprof_kit._report.text.texts import MS, is_missing, percent
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result import column
 from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> Section:
     return _section("Whom the others waited for", sums, top)
 
 
-def _folded(sums: pd.Series[int], columns: Columns, fold: bool | None) -> pd.Series[int]:
+def _folded(sums: pd.Series[int], columns: column.Columns, fold: bool | None) -> pd.Series[int]:
     """Sums by layer and other keys, with equal blocks in one."""
     keys = list(sums.index.names)
     rows = fold_ranked(sums.reset_index(), columns, str(sums.name), fold)
@@ -148,7 +148,7 @@ def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:
         by_rank = wide.assign(by_ns=wide.max(axis=1) - wide.min(axis=1), slowest=wide.idxmax(axis=1))
         by_rank = by_rank.rename(columns=str).reset_index()
         names = {str(rank): rank for rank in wide.columns}
-        folded = fold_ranked(by_rank, {"slowest": Column("rank", fold="key")}, "by_ns", fold, tuple(names))
+        folded = fold_ranked(by_rank, {"slowest": column.Column("rank", fold="key")}, "by_ns", fold, tuple(names))
         wide = folded.rename(columns=names).set_index(["layer", "phase"])[list(names.values())]
         gap = (wide.max(axis=1) - wide.min(axis=1)).sort_values(ascending=False)
         rows = wide.loc[gap[gap > 0].head(top).index].rename(columns=lambda rank: f"rank {rank}_ns")
@@ -181,14 +181,14 @@ def _clocks(clocks: pd.DataFrame) -> Section:
         residual = clocks["residual_ns"].median()
         aligned = f"{clocks['offset_ns'].notna().sum():,} of {len(clocks):,} aligned"
         title = f"Clocks: {aligned}, median residual {residual / 1e3:,.1f} µs; the worst"
-    grid = table([(name, "right") for name in ("rank", "offset", "drift", "residual", "collectives")])
+    grid = Grid({name: Column(name) for name in ("rank", "offset", "drift", "residual", "collectives")})
     for row in rows.to_dict("records"):
-        cells = ["not aligned", "", "", "0"]
+        cells = {"rank": str(row["rank"]), "offset": "not aligned", "collectives": "0"}
         if not is_missing(row["offset_ns"]):
-            drift = f"{row['drift_ppm']:.2f} ppm" if row["drift_ppm"] else "none seen"
-            cells = [f"{row['offset_ns'] / 1e6:,.3f} ms", drift, f"{row['residual_ns'] / 1e3:,.1f} µs"]
-            cells.append(str(row["matched"]))
-        grid.add_row(str(row["rank"]), *cells)
+            cells["offset"] = f"{row['offset_ns'] / 1e6:,.3f} ms"
+            cells["drift"] = f"{row['drift_ppm']:.2f} ppm" if row["drift_ppm"] else "none seen"
+            cells["residual"], cells["collectives"] = f"{row['residual_ns'] / 1e3:,.1f} µs", str(row["matched"])
+        grid.add(cells)
     return [Text(title, "bold"), grid, ""]
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import StringIO
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
@@ -41,8 +40,6 @@ _SHORT, _SHORT_LABEL, _BAR = 12, 24, 24
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
-FOLD_KINDS = {"median": "right", "min": "right", "max": "right", "unlike": "words"}
-FOLD_RANKS = {"median": 2, "min": 2, "max": 2}
 _FOLDED = "xN: equal blocks {}; median, min and max are {}. --no-fold prints one line per block."
 
 
@@ -68,18 +65,27 @@ class Column:
         kind: ``left`` for texts, ``path`` for layer paths, ``words`` for texts that are wrapped, not shortened,
             ``right`` for numbers, or ``bar``.
         rank: If the width is insufficient, columns with the largest rank are left out first, from right to left.
+        is_optional: Whether the column is left out if all its cells are empty.
     """
 
     name: str
-    kind: str
+    kind: str = "right"
     rank: int = 1
+    is_optional: bool = False
+
+
+FOLD_COLUMNS = {
+    **{name: Column(name, rank=2, is_optional=True) for name in ("median", "min", "max")},
+    "unlike": Column("unlike", "words", is_optional=True),
+}
+"""The columns of `fold_cells`."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row; without cells, a rule."""
+    """A row, with cells by the keys of the columns; without cells, a rule."""
 
-    cells: tuple[str | Bar, ...] = ()
+    cells: Mapping[str, str | Bar] = field(default_factory=dict)
     style: str = ""
     cost: float | None = None
 
@@ -90,43 +96,36 @@ class Grid:
 
     Attributes:
         columns: The columns; the first names the rows. At most one is a bar, which needs the width that others leave.
+        select: How many rows to print: the costliest, or the first if they are sorted.
         rows: The rows.
-        limit: Maximum number of shown rows; None for all.
-        way: How to show omitted rows.
-        in_order: Whether the first rows are kept if not all are shown, and not the costliest.
         beyond: Number of rows that were omitted before; the line about omitted rows counts them.
     """
 
-    columns: list[Column]
+    columns: Mapping[str, Column]
+    select: Selection | None = None
     rows: list[Row] = field(default_factory=list)
-    limit: int | None = None
-    way: str = "--top N shows them"
-    in_order: bool = False
     beyond: int = 0
 
-    def add_row(self, *cells: str | Bar, style: str = "", cost: float | None = None) -> None:
+    def add(self, cells: Mapping[str, str | Bar], style: str = "", cost: float | None = None) -> None:
         """Add a row.
 
         Args:
-            cells: A cell for each column.
+            cells: Cells by column; others are empty.
             style: Rich style.
             cost: If not all rows fit, the costliest are shown, and rows without a cost always; if no row has a cost,
                 the first ones.
         """
         self.rows.append(Row(cells, style, cost))
 
-    def add_column(self, name: str, kind: str, cells: Sequence[str | Bar]) -> None:
-        """Add a column with a cell for each row."""
-        self.columns.append(Column(name, kind))
-        self.rows = [replace(row, cells=(*row.cells, cell)) for row, cell in zip(self.rows, cells, strict=True)]
-
     def add_section(self) -> None:
         """Add a rule after the current rows."""
         self.rows.append(Row())
 
-    def choose(self, select: Selection) -> None:
-        """Print as many rows as selected: the costliest, or the first if they are sorted."""
-        self.limit, self.in_order, self.way = select.top, bool(select.sort), "--top N or -o FILE.csv shows them"
+    @property
+    def printed_columns(self) -> list[str]:
+        """The keys of the columns, without the empty ones that are optional."""
+        used = {key for row in self.rows for key, cell in row.cells.items() if cell}
+        return [key for key, column in self.columns.items() if key in used or not column.is_optional]
 
     def parts(self, width: int, grow: bool = False) -> list[RenderableType]:
         """The table as it fits, and lines about what is left out.
@@ -135,19 +134,20 @@ class Grid:
             width: Width of a line in cells.
             grow: Exceed `width` rather than shorten a text or leave out a column.
         """
-        rows = self.rows
-        costly = [row for row in rows if row.cost is not None] or [row for row in rows if row.cells]
-        if self.limit is not None:  # only these are left out
-            ranked = costly if self.in_order else sorted(costly, key=lambda row: -(row.cost or 0.0))
-            omitted = set(map(id, ranked[self.limit :]))
+        rows, way = self.rows, "--top N shows them"
+        if self.select is not None:
+            way = "--top N or -o FILE.csv shows them"
+            costly = [row for row in rows if row.cost is not None] or [row for row in rows if row.cells]
+            ranked = costly if self.select.sort else sorted(costly, key=lambda row: -(row.cost or 0.0))
+            omitted = set(map(id, ranked[self.select.top :] if self.select.top is not None else ()))
             rows = [row for row in rows if id(row) not in omitted]
         widths = self._widths(rows, width, grow)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         cells = []
-        for index, column_width in widths.items():
-            name, kind = self.columns[index].name, self.columns[index].kind
+        for key, column_width in widths.items():
+            name, kind = self.columns[key].name, self.columns[key].kind
             table.add_column(name, justify="right" if kind == "right" else "left", no_wrap=True, width=column_width)
-            texts: Sequence[Any] = [row.cells[index] for row in rows if row.cells]
+            texts: Sequence[Any] = [row.cells.get(key, "") for row in rows if row.cells]
             if kind in ("left", "path"):
                 texts = fit(texts, column_width, kind == "path")
             elif kind == "words":
@@ -163,8 +163,9 @@ class Grid:
                 table.add_section()
         parts: list[RenderableType] = [table]
         if hidden := self.beyond + len(self.rows) - len(rows):
-            parts.append(Text(f"… and {hidden:,} more {'row' if hidden == 1 else 'rows'}; {self.way}", "dim"))
-        if gone := [column.name for index, column in enumerate(self.columns) if index not in widths and column.name]:
+            parts.append(Text(f"… and {hidden:,} more {'row' if hidden == 1 else 'rows'}; {way}", "dim"))
+        names = (self.columns[key].name for key in self.printed_columns if key not in widths)
+        if gone := [name for name in names if name]:
             parts.append(Text(f"Too wide for {width} columns: {', '.join(gone)}; -o FILE.csv has them", "dim"))
         return parts
 
@@ -172,31 +173,32 @@ class Grid:
         """Render at the width given by Rich."""
         yield from self.parts(options.max_width)
 
-    def _widths(self, rows: Sequence[Row], width: int, grow: bool) -> dict[int, int]:
-        """The widths of the columns that are shown, by position: as they are, or as narrow as it has to be."""
+    def _widths(self, rows: Sequence[Row], width: int, grow: bool) -> dict[str, int]:
+        """The widths of the columns that are shown: as they are, or as narrow as it has to be."""
+        keys = self.printed_columns
         widths, floors = {}, {}
-        for index, column in enumerate(self.columns):
+        for key in keys:
+            column = self.columns[key]
             if column.kind != "bar":
-                texts = [column.name, *(plain(str(row.cells[index])) for row in rows if row.cells)]
-                widths[index] = max(map(cell_len, texts))
+                texts = [column.name, *(plain(str(row.cells.get(key, ""))) for row in rows if row.cells)]
+                widths[key] = max(map(cell_len, texts))
                 pieces = [word for text in texts for word in _joined(text).split(" ")] if column.kind == "words" else []
-                floor = max([_SHORT if index else _SHORT_LABEL, *map(cell_len, pieces)])
-                floors[index] = widths[index] if column.kind == "right" else min(floor, widths[index])
+                floor = max([_SHORT_LABEL if key == keys[0] else _SHORT, *map(cell_len, pieces)])
+                floors[key] = widths[key] if column.kind == "right" else min(floor, widths[key])
         all_widths = dict(widths)
 
-        def lacking(widths: Mapping[int, int]) -> int:
+        def lacking(widths: Mapping[str, int]) -> int:
             return 0 if grow else sum(widths.values()) + _GAP * (len(widths) - 1) - width
 
-        for index in sorted(widths, key=lambda index: (-self.columns[index].rank, -index)):
-            if index and lacking({other: floors[other] for other in widths}) > 0:
-                del widths[index]
-        for texts_first in (True, False):  # the first column is shortened last
-            group = [index for index in widths if bool(index) == texts_first]
-            while lacking(widths) > 0 and (wider := [index for index in group if widths[index] > floors[index]]):
-                widths[max(wider, key=lambda index: widths[index])] -= 1
+        for key in sorted(keys[:0:-1], key=lambda key: -self.columns[key].rank):
+            if key in widths and lacking({other: floors[other] for other in widths}) > 0:
+                del widths[key]
+        for group in ([key for key in widths if key != keys[0]], keys[:1]):  # the first column is shortened last
+            while lacking(widths) > 0 and (wider := [key for key in group if widths[key] > floors[key]]):
+                widths[max(wider, key=lambda key: widths[key])] -= 1
         left = width - sum(all_widths.values()) - _GAP * len(all_widths)
-        bars = [index for index, column in enumerate(self.columns) if column.kind == "bar"]
-        return dict(sorted((widths | (dict.fromkeys(bars, min(_BAR, left)) if left > 0 else {})).items()))
+        bar_widths = dict.fromkeys([key for key in keys if self.columns[key].kind == "bar"], min(_BAR, left))
+        return {key: (widths | bar_widths)[key] for key in keys if key in widths or (key in bar_widths and left > 0)}
 
 
 def _joined(text: str) -> str:
@@ -254,34 +256,26 @@ def html_of(parts: Iterable[RenderableType]) -> str:
     return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
 
-def table(columns: Iterable[tuple[str, str]], ranks: Mapping[str, int] = MappingProxyType({})) -> Grid:
-    """An empty table.
-
-    Args:
-        columns: Name and kind of each, see `Column`.
-        ranks: Ranks of columns by name, 1 by default.
-    """
-    return Grid([Column(name, kind, ranks.get(name, 1)) for name, kind in columns])
-
-
-def frame_table(frame: pd.DataFrame, top: int, mib: bool = False) -> Grid:
+def frame_table(frame: pd.DataFrame, top: int, mib: bool = False, bar: str = "") -> Grid:
     """A table of an analysis, with times in milliseconds; columns without a value are left out.
 
     Args:
         frame: Its rows.
         top: How many of them are printed.
         mib: Write bytes in MiB, not in units of 10⁶.
+        bar: The column that bars show, if it is there.
     """
     rows = filled(frame.head(top))
-    columns = []
+    columns: dict[str, Column] = {}
     for name, values in rows.items():
         is_number = values.dtype.kind in "iufb" or not values.dropna().astype(str).str.contains(r"[^\W\d_]").any()
         kind = {"layer": "path", "unlike": "words"}.get(str(name), "right" if is_number else "left")
-        columns.append((heading(str(name), mib), kind))
-    grid = table(columns)
-    grid.beyond = max(len(frame) - top, 0)
+        columns[str(name)] = Column(heading(str(name), mib), kind)
+    grid = Grid(columns | ({"": Column("", "bar")} if bar in frame else {}), beyond=max(len(frame) - top, 0))
+    longest = (frame[bar].max() or 1.0) if bar in frame else 1.0
     for row in rows.to_dict("records"):
-        grid.add_row(*(cell(str(name), value, mib) for name, value in row.items()))
+        bars = {"": Bar(row[bar] / longest)} if bar in row else {}
+        grid.add({**{str(name): cell(str(name), value, mib) for name, value in row.items()}, **bars})
     return grid
 
 
@@ -310,25 +304,19 @@ def warning_lines(issues: Iterable[str]) -> list[Text]:
 
 def fold_cells(row: Mapping[Any, Any], ms: Milliseconds) -> dict[str, str]:
     """The time of one of the equal blocks, or how a block differs from its equals."""
-    each = {name: ms(row[f"{name}_ns"]) for name in FOLD_RANKS} if row["count"] > 1 else {}
+    each = {name: ms(row[f"{name}_ns"]) for name in ("median", "min", "max")} if row["count"] > 1 else {}
     return each | ({"unlike": row["unlike"]} if row["unlike"] else {})
 
 
-def fold_columns(lines: Iterable[Mapping[str, str]]) -> list[str]:
-    """The non-empty columns of `fold_cells`."""
-    used = {name for line in lines for name in line}
-    return [name for name in FOLD_KINDS if name in used]
-
-
-def fold_notes(columns: Iterable[str], figures: str, each: str) -> list[Text]:
+def fold_notes(grid: Grid, figures: str, each: str) -> list[Text]:
     """A note about folded lines, if there are any.
 
     Args:
-        columns: The table's columns.
+        grid: The table.
         figures: The meaning of the figures of a folded line.
         each: The meaning of median, min and max.
     """
-    is_folded = "median" in columns
+    is_folded = "median" in grid.printed_columns
     return [Text(_FOLDED.format(f"in one line; figures are {figures}", each), "dim")] if is_folded else []
 
 

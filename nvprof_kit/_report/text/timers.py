@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
-from nvprof_kit._report.text.table import Bar, table, warning_lines
+from nvprof_kit._report.text.table import Bar, Column, Grid, warning_lines
 from nvprof_kit._report.text.texts import Milliseconds, cell, is_missing, percent
 from nvprof_kit._result.formats import title
 
@@ -27,24 +27,21 @@ def timers_report(result: Timers) -> list[RenderableType]:
     rows = result.select.of(result.rows).to_dict("records")
     clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
     ms = Milliseconds.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
-    names = {"stage": "stage", **({"rank": "rank"} if result.rows["rank"].notna().any() else {}), "calls": "calls"}
-    names |= {name: f"{clock}_{name}_ns" for name in ("mean", "median", "p95", "min", "max")}
-    names |= {"": f"{clock}_total_ns", "CPU": "cpu_mean_ns"}
-    names |= {"skew": "skew_ns", "slowest": "slowest"} if len(result.ranks) > 1 else {}
-    kinds = {"stage": "left", "": "bar"}
-    grid = table([(name, kinds.get(name, "right")) for name in names], {"CPU": 2, "min": 2, "max": 0, "mean": 0})
-    grid.choose(result.select)
+    ranks = {"mean": 0, "max": 0, "min": 2}
+    columns = {"stage": Column("stage", "left"), "rank": Column("rank", is_optional=True), "calls": Column("calls")}
+    times = ("mean", "median", "p95", "min", "max")
+    columns |= {f"{clock}_{name}_ns": Column(name, rank=ranks.get(name, 1)) for name in times}
+    columns |= {"bar": Column("", "bar"), "CPU": Column("CPU", rank=2)}
+    columns |= {"skew_ns": Column("skew"), "slowest": Column("slowest")} if len(result.ranks) > 1 else {}
+    grid = Grid(columns, result.select)
     longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
     for row in rows:
-        cells = {
-            name: Bar(int(row[column]) / longest)
-            if not name
-            else ms(int(row[column]))
-            if column.endswith("_ns") and not is_missing(row[column])
-            else cell(column, row[column])
-            for name, column in names.items()
+        total_ns = int(row[f"{clock}_total_ns"])
+        cells: dict[str, str | Bar] = {
+            str(name): ms(int(value)) if str(name).endswith("_ns") and not is_missing(value) else cell(str(name), value)
+            for name, value in row.items()
         }
-        grid.add_row(*cells.values(), cost=float(row[f"{clock}_total_ns"]))
+        grid.add({**cells, "CPU": cells["cpu_mean_ns"], "bar": Bar(total_ns / longest)}, cost=float(total_ns))
     clock_name = "GPU time by CUDA events" if clock == "cuda" else "time on the CPU clock"
     note = f"Milliseconds of {clock_name}, bars the sum over all calls; CPU is the mean on the CPU clock."
     if len(result.ranks) > 1:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.host import CAUSES
-from nvprof_kit._report.text.table import capture_line, frame_table, ranked_notes, table, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, capture_line, frame_table, ranked_notes, warning_lines
 from nvprof_kit._report.text.texts import MS, is_missing, kernel_names, percent
 
 if TYPE_CHECKING:
@@ -74,23 +74,22 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     on_gpu = result.info.on_gpu
     states = [state for state in _STATES if on_gpu or state in ("compute", "idle") or steps[f"{state}_ns"].any()]
     names = ["wall", *(_STATES[state] if on_gpu or state != "compute" else "operators" for state in states)]
-    of = "GPU" if on_gpu else "process"
-    columns = [("step", "left"), *([(of, "left")] if several else []), *((name, "right") for name in names)]
-    grid = table(columns, {of: 0, "wall": 0, "exposed copy": 2})
+    devices = {"device": Column("GPU" if on_gpu else "process", "left", 0)} if several else {}
+    times = {name: Column(name, rank={"wall": 0, "exposed copy": 2}.get(name, 1)) for name in names}
+    grid = Grid({"step": Column("step", "left"), **devices, **times})
     printed_steps = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
     if in_order is not None:
         printed_steps = in_order[in_order.index.isin(inside.index)].head(top)
-    gpu = [""] if several else []
     for row in printed_steps.to_dict("records"):
-        cells = [f"{row['process']}:{row['device']}" if on_gpu else f"{row['process']}"] if several else []
-        grid.add_row(_step_name(row), *cells, *_parts(row, states))
+        device = f"{row['process']}:{row['device']}" if on_gpu else f"{row['process']}"
+        grid.add({"step": _step_name(row), "device": device, **_parts(row, states, names)})
     grid.beyond = len(inside) - len(printed_steps)
     grid.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
         median_row = np.argsort(steady["wall_ns"].to_numpy(), kind="stable")[(len(steady) - 1) // 2]
         median_step = steady.select_dtypes("number").iloc[[median_row]].sum()
-        grid.add_row(f"median of {result.choice.count}", *gpu, *_parts(median_step, states))
+        grid.add({"step": f"median of {result.choice.count}", **_parts(median_step, states, names)})
     warm_up = inside.drop(index=steady.index)
     steady_count, warm_up_count = (len(set(result.instances[rows.index].tolist())) for rows in (steady, warm_up))
     for name, rows, style in (
@@ -99,7 +98,7 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
         (_OUTSIDE, steps[result.instances < 0], ""),
     ):
         if len(rows):
-            grid.add_row(name, *gpu, *_parts(rows.select_dtypes("number").sum(), states), style=style)
+            grid.add({"step": name, **_parts(rows.select_dtypes("number").sum(), states, names)}, style=style)
     return grid
 
 
@@ -107,13 +106,13 @@ def _step_name(row: Any) -> str:
     return _OUTSIDE if is_missing(row["step"]) else f"step {int(row['step'])}"
 
 
-def _parts(row: Any, states: Iterable[str]) -> list[str]:
+def _parts(row: Any, states: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     wall = row["wall_ns"]
     cells = [MS(int(wall))]
     for name in states:
         state_ns = int(row[f"{name}_ns"])
         cells.append(f"{MS(state_ns)} {percent(state_ns / wall):>7}" if state_ns and wall else "")
-    return cells
+    return dict(zip(names, cells, strict=True))
 
 
 def _causes(idle: pd.DataFrame) -> list[RenderableType]:

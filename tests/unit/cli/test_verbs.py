@@ -122,6 +122,7 @@ def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("plot CAPTURE --steps 3 -o t.png", "none of the requested steps is in it; it has 1 steps, 7"),
         ("plot CAPTURE -o t.gif", "t.gif: no format has this suffix; needed one of .png .svg .pdf"),
         ("plot CAPTURE other.sqlite -o t.png", "a plot shows one capture, not 2"),
+        ("report CAPTURE CAPTURE CAPTURE -o t.html", "a page is about a capture, or compares two, not 3"),
         ("ncu layers PLAN -o a.png", "no kernel with both operations and bytes of DRAM counted"),
         ("ncu layers none.csv", "no such file"),
         ("ncu layers PLAN --by kernel -o a.svg", "nvprof-kit ncu layers REPORT -o roofline.png"),

@@ -113,13 +113,11 @@ def test_every_figure_that_is_shown_is_whole(
         table = "\n".join(line for line in narrow.splitlines() if line not in (*notes, *rest))
         assert not numbers(table) - whole, f"cut at {width}"
         assert max(map(cell_len, table.splitlines())) <= width
-        heads = {column.name for column in grid.columns if column.name}
+        heads = {column.name for column in grid.columns.values() if column.name}
         gone = set(re.findall(r": (.*); -o", notes[0])[0].split(", ")) if notes else set()
-        shown = [
-            place for place, column in enumerate(grid.columns) if column.name not in gone and column.kind == "right"
-        ]
+        shown = [key for key, column in grid.columns.items() if column.name not in gone and column.kind == "right"]
         for row in grid.rows:  # every figure of a column that is not named as left out
-            assert not numbers("\n".join(str(row.cells[place]) for place in shown if row.cells)) - numbers(table)
+            assert not numbers("\n".join(str(row.cells.get(key, "")) for key in shown)) - numbers(table)
         assert gone <= heads
 
 
