@@ -718,7 +718,7 @@ def _in_range(name: str, value: float, lowest: float = 0.0, highest: float = mat
     if math.isfinite(value) and lowest <= value <= highest:
         return value
     limits = f"{lowest:g} to {highest:g}" if math.isfinite(highest) else f"{lowest:g} or more"
-    raise UsageError(f"{name}={value:g}: needed a finite number, {limits}")
+    raise UsageError(f"--{name.replace('_', '-')} {value:g}: needed a finite number, {limits}")
 
 
 def domain_of(rules: Rules | None, domain: str | None = None) -> str:

@@ -37,7 +37,7 @@ class Tables(Mapping[str, "pd.DataFrame"]):
             operators: The operators as they were recorded; None without any.
         """
         self._read, self._operators = read, operators
-        self._made: dict[str, pd.DataFrame] = {}
+        self._frames: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         """A table.
@@ -45,17 +45,23 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         Raises:
             KeyError: No table has this name.
         """
-        if name not in self._made:
-            if name not in set(self):
-                raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
-            if name == ATTRIBUTED:
-                from nvprof_kit._analysis.attribution.attribution import attributed
+        if name not in {*self}:
+            raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
+        if name not in self._frames:
+            self._frames[name] = self._frame(name)
+        return self._frames[name]
 
-                ops = self["ops"]
-                self._made[name] = attributed(self._read(()), ops)
-            else:
-                self._made[name] = self._raw(name)
-        return self._made[name]
+    def _frame(self, name: str) -> pd.DataFrame:
+        from nvprof_kit._analysis.attribution.attribution import attributed
+        from nvprof_kit._trace.frames import empty_frame
+        from nvprof_kit._trace.schema import TABLES
+
+        if name == ATTRIBUTED:
+            return attributed(self._read(()), self["ops"])
+        optional = optional_columns() - {*TABLES} if name == "ops" else optional_columns() & {name}
+        trace = self._read(optional).trace
+        table: pd.DataFrame | None = self._operators() if name == "operators" else getattr(trace, name)
+        return empty_frame(name) if table is None else table
 
     def __iter__(self) -> Iterator[str]:
         """The names."""
@@ -70,16 +76,6 @@ class Tables(Mapping[str, "pd.DataFrame"]):
     def __repr__(self) -> str:
         """The names."""
         return f"<tables {', '.join(self)}>"
-
-    def _raw(self, name: str) -> pd.DataFrame:
-        from nvprof_kit._trace.frames import empty_frame
-        from nvprof_kit._trace.schema import TABLES
-
-        optional = optional_columns() - {*TABLES} if name == "ops" else optional_columns() & {name}
-        trace = self._read(optional).trace
-        table: pd.DataFrame | None = self._operators() if name == "operators" else getattr(trace, name)
-        frame: pd.DataFrame = empty_frame(name) if table is None else table
-        return frame
 
 
 def optional_columns() -> set[str]:

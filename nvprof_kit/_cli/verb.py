@@ -39,38 +39,18 @@ LETTERS = {
 METAVARS = {
     **{"captures": "CAPTURE...", "command": "-- python PROGRAM [ARGUMENT]...", "program": "-- PROGRAM [ARGUMENT]..."},
     **{"also": "REGEX", "collective": "STAGE", "domain": "NAME", "layer": "PATH"},
-    **{"fail_on": "TARGET:+N%", "max_memory": "MB"},
+    **{"fail_on": "TARGET:+N%", "max_memory": "MB", "rank": "N"},
     **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
-    **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "process": "RANK"},
+    **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "process": "RANK", "ranks": "LIST"},
     **dict.fromkeys(("capture", "counts", "model", "script"), "FILE"),
     **{"measure": "[FOLDER]", "vs": "NEW...", "with_": "CAPTURE"},
-    **dict.fromkeys(("rank", "step", "top"), "N"),
     **dict.fromkeys(("kernel", "output", "preset", "session", "set"), "NAME"),
-    **dict.fromkeys(("ranks",), "LIST"),
     **dict.fromkeys(("ncu", "nsys"), "OPTION"),
 }
 """What stands for the value of an option or argument in the help, if not its kind."""
 
 POSITIVE = ("depth", "top")
 """Numbers of things, which are 1 at least."""
-
-
-class Number(click.ParamType):  # type: ignore[type-arg]  # click 8.2 has no type arguments
-    """A whole or decimal number of at least 0 or 1, of at most twelve digits."""
-
-    name = "number"
-
-    def __init__(self, pattern: str, lowest: int) -> None:
-        self.pattern, self.lowest = pattern, lowest
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, or the error of a wrong option."""
-        if not re.fullmatch(self.pattern, str(value)) or float(value) < self.lowest:
-            self.fail(f"{value!r} is no number of {self.lowest} or more.", param, ctx)
-        return float(value) if "." in self.pattern else int(value)
-
-
-INTEGER, DECIMAL = r"\d{1,12}", r"(\d{1,12}\.?|\d{0,12}\.\d{1,12})(e-?\d{1,2})?"
 
 
 class LazyGroup(click.Group):
@@ -300,11 +280,11 @@ def option(name: str, kind: str, default: Any, meaning: str, source: Callable[..
     settings["multiple"] = "Sequence[" in kind or "tuple[" in kind or "Mapping[" in kind
     if choices:
         return click.Option(declared, type=click.Choice(choices), **settings)
-    settings["metavar"] = METAVARS.get(name)
+    settings["metavar"] = METAVARS.get(name, "N" if kind.startswith(("int", "float")) else None)
     if kind.startswith("int"):
-        settings["type"] = Number(INTEGER, int(name in POSITIVE))
+        settings["type"] = click.IntRange(min=int(name in POSITIVE))
     elif kind.startswith("float"):
-        settings["type"] = Number(DECIMAL, 0)
+        settings["type"] = click.FloatRange(min=0)
     if name == "measure":
         settings["is_flag"], settings["flag_value"] = False, "."
     if name == "peak":

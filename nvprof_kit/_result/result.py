@@ -135,10 +135,6 @@ class Selection:
                     selected[name] = rows.sort_values(by, ascending=ascending, kind="stable", na_position="last")
         return selected
 
-    def changed(self, **changes: Any) -> Selection:
-        """A copy with some attributes replaced."""
-        return replace(self, **changes)
-
 
 EVERYTHING = Selection()
 """All rows in their original order."""
@@ -249,7 +245,7 @@ class Result:
         rows = self.table()
         if "layer" not in rows or layer not in set(rows["layer"].astype(str)):
             raise KeyError(f"{layer!r}: no row is of this layer")
-        return replace(self, select=self.select.changed(where=(escape(layer),), fold=False))
+        return replace(self, select=replace(self.select, where=(escape(layer),), fold=False))
 
     def parts(self) -> Sequence[RenderableType]:
         """What is printed: Rich renderables."""

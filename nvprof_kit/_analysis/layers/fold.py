@@ -629,7 +629,7 @@ class Views(Result):
     def printed(self) -> dict[str, pd.DataFrame]:
         """The tables that are printed: the selected rows, with equal blocks folded."""
         views = {self.view: self.table()} if self.view else self.tables
-        tables = self.select.changed(sort="").each(views)
+        tables = replace(self.select, sort="").each(views)
         for name in tables.keys() & self.ranked.keys():
             cost, alike = self.ranked[name]
             rows, columns = _with_cost(tables[name], cost, alike), self.columns[self._schema(name)]

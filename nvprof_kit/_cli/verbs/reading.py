@@ -101,7 +101,7 @@ READ.question(Capture.metrics, "nvprof-kit metrics run.sqlite --depth 3", nsys=T
 @OUT.verb(
     "nvprof-kit report run.sqlite -o run.html",
     also=(Capture.report, open_capture),
-    without=("model",),
+    without=("other", "model"),
     writes={".html": "html", ".htm": "html"},
 )
 def report(output: Output, captures: tuple[str, ...], **options: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -39,31 +38,20 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class _Content:
-    """What is printed of a comparison: the rows that changed, the kernels, and sentences about all others."""
+def _changes(result: Diff) -> tuple[list[dict[Any, Any]], str, list[str]]:
+    """What changed, a sentence about the other rows, and notes.
 
-    rows: list[dict[Any, Any]]
-    unshown: str
-    kernels: list[str]
-    kernels_title: str
-    gates: list[tuple[bool, str]]
-    notes: list[str]
-
-
-def _content(result: Diff) -> _Content:
-    """The step, then the changed phases, classes and layers, the largest change first, equal blocks in one row; and the
-    first kernels.
+    First the step, then the changed phases, classes and layers, the largest change first, equal blocks in one row.
     """
-    top, unit = result.select.top or 15, result.unit
+    top = result.select.top or 15
     rows = result.among(result.rows) if result.view == "rows" else result.rows
     changed = rows[(rows["level"] == "step") | ~rows["verdict"].isin(("same", "undecided"))]
     layers = changed[changed["level"] == "layer"]
     folded = fold_ranked(layers, COLUMNS, "change_ns", result.select.fold, ALIKE)
     if folded is not layers:
         folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
-    by_level = {level: folded if level == "layer" else changed[changed["level"] == level] for level in [*LEVELS][:-1]}
-    more = sum(len(level_rows.iloc[top:]) for level_rows in by_level.values())
+    levels = [folded if level == "layer" else changed[changed["level"] == level] for level in [*LEVELS][:-1]]
+    more = sum(len(level_rows.iloc[top:]) for level_rows in levels)
     unshown = [f"{more} more changed"] if more else []
     rows = rows[rows["level"].isin(("phase", "class", "layer"))]
     same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
@@ -72,33 +60,36 @@ def _content(result: Diff) -> _Content:
     if len(undecided):
         costliest = undecided.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
         unshown.append(f"{plural(len(undecided), 'row')} undecided, the costliest {named(costliest)}")
-    kernels = []
+    printed = [row for level_rows in levels for row in level_rows.head(top).to_dict("records")]
+    return printed, "; ".join(unshown), [*([] if folded is layers else [_FOLDED]), *result.notes]
+
+
+def _kernels(result: Diff) -> list[str]:
+    """A title, and the first new, removed and changed kernels, one line each; empty if there are none."""
+    top, (base, new) = result.select.top or 15, result.launches
+    lines = [f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per {result.unit}"]
     for row in result.kernels.head(top).to_dict("records"):
         name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
         times = " → ".join(MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
         counts = " → ".join(dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count")))
-        kernels.append(f"{row['what']}: {name} ({row['kernel_class']}, {counts} per {unit}, {times} ms)")
+        lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {counts} per {result.unit}, {times} ms)")
     if len(result.kernels) > top:
-        kernels.append(f"… and {len(result.kernels) - top:,} more; --top N shows them")
-    base, new = result.launches
-    return _Content(
-        [row for level_rows in by_level.values() for row in level_rows.head(top).to_dict("records")],
-        "; ".join(unshown),
-        kernels,
-        f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per {unit}",
-        [
-            (outcome.held, f"{'holds' if outcome.held else 'FAILS'}: {outcome.gate.text}: {outcome.reason}")
-            for outcome in result.gates
-        ],
-        [*([] if folded is layers else [_FOLDED]), *result.notes],
-    )
+        lines.append(f"… and {len(result.kernels) - top:,} more; --top N shows them")
+    return lines if len(result.kernels) else []
+
+
+def _gates(result: Diff) -> list[tuple[bool, str]]:
+    return [
+        (outcome.held, f"{'holds' if outcome.held else 'FAILS'}: {outcome.gate.text}: {outcome.reason}")
+        for outcome in result.gates
+    ]
 
 
 def diff_report(result: Diff) -> list[RenderableType]:
     """The report for the terminal: verdict, changes, new and removed kernels, gates."""
-    content, unit = _content(result), result.unit
+    (rows, unshown, notes), unit = _changes(result), result.unit
     grid = Grid(_COLUMNS)
-    for row in content.rows:
+    for row in rows:
         grid.add(dict(zip(_COLUMNS, _cells(row, unit), strict=True)))
     parts: list[RenderableType] = [
         *_captures("base", result.base, result.base_steps, unit),
@@ -107,35 +98,35 @@ def diff_report(result: Diff) -> list[RenderableType]:
         Text(_headline(result), "bold"),
         "",
         grid,
-        *([Text(content.unshown, "dim")] if content.unshown else []),
+        *([Text(unshown, "dim")] if unshown else []),
     ]
-    if content.kernels:
-        parts += ["", Text(content.kernels_title, "bold"), *map(Text, content.kernels)]
-    if content.gates:
-        parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in content.gates)]
+    if kernels := _kernels(result):
+        parts += ["", Text(kernels[0], "bold"), *map(Text, kernels[1:])]
+    if gates := _gates(result):
+        parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in gates)]
     times = "GPU time" if result.base[0].on_gpu else "no GPU: CPU time of operators"
     about = f"{_UNIT.format(unit)}; {times}, and wall time for the {unit}."
-    return [*parts, "", *(Text(note, "dim") for note in (about, *content.notes)), *warning_lines(result.warnings)]
+    return [*parts, "", *(Text(note, "dim") for note in (about, *notes)), *warning_lines(result.warnings)]
 
 
 def diff_markdown(result: Diff) -> str:
     """The report for a pull request."""
-    content, unit = _content(result), result.unit
+    (rows, _, notes), unit = _changes(result), result.unit
     lines = [f"**{_headline(result)}**", ""]
-    lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in content.gates]
-    lines += [""] if content.gates else []
+    lines += [f"- {'✅' if holds else '❌'} {_escaped(line)}" for holds, line in _gates(result)]
+    lines += [""] if result.gates else []
     lines += [f"| {' | '.join(column.name for column in _COLUMNS.values())} |", "|---|---:|---:|---:|---:|---|"]
-    lines += [f"| {' | '.join(map(_escaped, _cells(row, unit)))} |" for row in content.rows]
-    if content.kernels:
-        kernels = [f"- {_escaped(line)}" for line in content.kernels]
-        lines += ["", f"<details><summary>{content.kernels_title}</summary>", "", *kernels, "", "</details>"]
+    lines += [f"| {' | '.join(map(_escaped, _cells(row, unit)))} |" for row in rows]
+    if kernels := _kernels(result):
+        items = [f"- {_escaped(line)}" for line in kernels[1:]]
+        lines += ["", f"<details><summary>{kernels[0]}</summary>", "", *items, "", "</details>"]
     lines += [f"\n> {_escaped(warning)}" for warning in result.warnings]
     base, new = (
         ", ".join(f"`{title(info.path)}`" for info in runs) + f" ({runs[0].tool}, {', '.join(runs[0].gpus)})"
         for runs in (result.base, result.new)
     )
     about = f"{base}, {result.base_steps} {unit}s; {new}, {result.new_steps} {unit}s. {_UNIT.format(unit)}."
-    return "\n".join([*lines, "", about, *map(_escaped, content.notes)]) + "\n"
+    return "\n".join([*lines, "", about, *map(_escaped, notes)]) + "\n"
 
 
 def _captures(side: str, runs: tuple[CaptureInfo, ...], count: int, unit: str) -> list[Text]:

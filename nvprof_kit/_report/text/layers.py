@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -178,7 +179,7 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
         tree = tree[tree["depth"] < result.depth]
     printed, _ = fold_tree(tree, select.fold)
     key = select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
-    return select.changed(sort=_SORTS.get(key, select.sort)).sorted(printed)
+    return replace(select, sort=_SORTS.get(key, select.sort)).sorted(printed)
 
 
 def tree_lines(result: Layers) -> list[Line]:

@@ -153,7 +153,7 @@ def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--step", "99999999999999999999", "Invalid value for '--step'"),
+        ("--step", "-1", "Invalid value for '--step'"),
         ("--schedule", "stabl", "--schedule 'stabl' is none of early, stable, periodic"),
         ("--schedule", "active=3,repeat=x", "--schedule 'active=3,repeat=x' is none of early, stable, periodic"),
     ],

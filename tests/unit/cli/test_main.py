@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.cli import execute, run
+from support.cli import NVPROF_KIT, execute, run
 
 import nvprof_kit
 from nvprof_kit._cli import group
@@ -87,22 +87,6 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["ncu", "plan", "--share"],
-        ["diff", "--run-noise"],
-        ["record", "--max-memory"],
-    ],
-)
-@pytest.mark.parametrize("number", ["nan", "inf"])
-def test_an_option_that_is_no_finite_number_is_refused(
-    argv: list[str], number: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(*argv, number, "a.sqlite") == 2
-    assert argv[-1] in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("raised", "status", "line"),
     [
         (CaptureError("a.sqlite: empty"), 2, "nvprof-kit: a.sqlite: empty"),
@@ -139,11 +123,6 @@ def test_a_defect_is_one_line_that_names_its_traceback(
     assert kept.stat().st_mode & 0o077 == 0
 
 
-def test_recipes_prints_their_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("recipes") == 0
-    assert capsys.readouterr().out.rstrip().endswith("recipes")
-
-
 INTERRUPTED = """
 import importlib.abc, os, signal, sys
 module = sys.argv[1]
@@ -158,22 +137,16 @@ main()
 """
 
 
-def interrupted(program: str, module: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, module]
-    return execute(*command)
-
-
 @pytest.mark.parametrize("module", ["click", "nvprof_kit._cli.verbs.reading", "nvprof_kit._api.capture"])
 def test_ctrl_c_while_modules_are_imported_ends_quietly(module: str) -> None:
-    done = interrupted(INTERRUPTED, module)
+    done = execute(sys.executable, "-c", INTERRUPTED, module)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
 
 
 def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED
-    done = interrupted(ignoring, "click")
-    assert done.returncode == 2
-    assert "nothing.sqlite" in done.stderr
+    done = execute(sys.executable, "-c", ignoring, "click")
+    assert done.returncode == 2 and "nothing.sqlite" in done.stderr
 
 
 def deepest(
@@ -233,14 +206,6 @@ def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path: P
     assert "\x1b[2K" in shown  # the line is taken away again
 
 
-ROOT = Path(__file__).parents[3]
-
-
-def run_verbs(*words: str, **environment: str) -> str:
-    command = [sys.executable, "-m", "nvprof_kit", *words]
-    return execute(*command, **environment).stdout
-
-
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -251,20 +216,18 @@ def run_verbs(*words: str, **environment: str) -> str:
         ("python -c print(1)", "python"),
     ],
 )
-def test_a_report_is_called_as_its_program(command: str, name: str) -> None:
-    assert re.search(
-        rf"--output={re.escape(name)}-\d{{8}}-\d{{6}} ", run_verbs("profile", "-n", "--", *command.split())
-    )
+def test_a_report_is_called_as_its_program(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("profile", "-n", "--", *command.split()) == 0
+    assert re.search(rf"--output={re.escape(name)}-\d{{8}}-\d{{6}} ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_a_shell_has_its_script(shell: str) -> None:
-    assert "_NVPROF_KIT_COMPLETE" in run_verbs(_NVPROF_KIT_COMPLETE=f"{shell}_source")
+    assert "_NVPROF_KIT_COMPLETE" in execute(*NVPROF_KIT, _NVPROF_KIT_COMPLETE=f"{shell}_source").stdout
 
 
 @pytest.mark.parametrize("path", ["ranks profile", "ncu plan", "session stop"])
 def test_a_verb_below_another_is_there_in_a_new_process(path: str) -> None:
     """Modules of verbs are loaded when they are asked for."""
-    command = [sys.executable, "-m", "nvprof_kit", *path.split(), "--help"]
-    done = execute(*command, check=True)
+    done = execute(*NVPROF_KIT, *path.split(), "--help", check=True)
     assert done.stdout.startswith(f"Usage: nvprof-kit {path} ") and "Example:" in done.stdout

@@ -229,40 +229,28 @@ def test_sorting_tables_of_which_one_has_the_column(capture: str) -> None:
     assert "no such column" in str(done.exception)
 
 
-def test_metrics_of_some_steps() -> None:
+def test_metrics_timers_memory_and_plots_of_some_steps(capture: str, tmp_path: Path) -> None:
     path = str(DATA / "metrics" / "llama-2023.4.sqlite.xz")
-    whole, some = rows("metrics", path), rows("metrics", path, "--steps", "+1:")
-    assert [row["layer"] for row in whole] and all(
-        int(one["busy_ns"]) < int(other["busy_ns"])
-        for one, other in zip(some, whole, strict=False)
-        if one["layer"] == other["layer"]
-    )
+    whole, some = ({row["layer"]: int(row["busy_ns"]) for row in rows("metrics", path, *words)} for words in (
+        (), ("--steps", "+1:")))  # fmt: skip
+    assert some and all(busy_ns < whole[layer] for layer, busy_ns in some.items())
     done = CliRunner().invoke(group, ["metrics", path, "--steps", "900:"])
     assert "none of the requested steps is in it" in str(done.exception)
 
-
-def test_plots_of_some_steps(capture: str, tmp_path: Path) -> None:
-    opened = nvprof_kit.open(capture)
-    shown = opened.plot(steps=StepOptions(first=2)).rows
-    assert int(shown["start_ns"].min()) >= 200_000
+    assert int(nvprof_kit.open(capture).plot(steps=StepOptions(first=2)).rows["start_ns"].min()) >= 200_000
     table("plot", capture, "--steps", "1:", "-o", str(tmp_path / "out.png"))
 
-
-def test_timers_of_some_calls(tmp_path: Path) -> None:
-    line = "[RANK 0] forward, start={0}.000000, end={0}.900000, cpu_dur=0.9s, cuda_dur={1}.0ms\n"
-    (tmp_path / "timer_rank0.log").write_text("".join(line.format(100 + n, 100 + n) for n in range(5)))
+    line = "[RANK 0] forward, start={0}.000000, end={0}.900000, cpu_dur=0.9s, cuda_dur={0}.0ms\n"
+    (tmp_path / "timer_rank0.log").write_text("".join(line.format(number) for number in range(100, 105)))
     (row,) = rows("timers", str(tmp_path), "--steps", "2:4")
     assert (row["calls"], row["cuda_mean_ns"]) == ("2", "102500000")  # 102 and 103 ms
     (row,) = rows("timers", str(tmp_path), "--steps", "+4:")
     assert row["calls"] == "1"
 
-
-def test_memory_of_some_steps(tmp_path: Path) -> None:
-    path = tmp_path / "run.pickle"
-    path.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
-    whole = rows("memory", str(path), "--by", "step")
-    some = rows("memory", str(path), "--by", "step", "--steps", "+1:")
-    assert len(whole) > 1 and some == whole[1:]
+    pickled = tmp_path / "run.pickle"
+    pickled.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    by_step = rows("memory", str(pickled), "--by", "step")
+    assert len(by_step) > 1 and rows("memory", str(pickled), "--by", "step", "--steps", "+1:") == by_step[1:]
 
 
 def test_issues_come_once_the_severest_first_and_what_is_small_is_not_printed() -> None:

@@ -128,6 +128,8 @@ def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ncu layers PLAN --by kernel -o a.svg", "nvprof-kit ncu layers REPORT -o roofline.png"),
         ("ncu plan RUN RUN", "a plan needs one capture, not 2"),
         ("ncu plan RUN --share 1", "--share 1 cannot be reached"),
+        ("ncu plan RUN --share nan", "--share nan: needed a finite number, 1e-06 to 1"),
+        ("layers CAPTURE --top 0", "Invalid value for '--top'"),
         ("ncu plan RUN --script /no/folder/plan.sh", "cannot write it"),
     ],
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from support.captures.layers_result import layers_result, tree
 from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
@@ -78,45 +78,23 @@ def test_answers_have_pictures(tmp_path: Path) -> None:
         capture.breakdown("queue").figure()
 
 
-OUTSIDE = {"(none) forward": 1.0, "(none) optimizer": 4.0}
-
-
-def bars(result: nvprof_kit.Layers) -> dict[str, float]:
-    """The length of each bar, all phases together, in ms per step."""
-    (axes,) = result.figure().axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    lengths = dict.fromkeys(labels, 0.0)
-    for patch in axes.patches:
-        lengths[labels[round(patch.get_y() + patch.get_height() / 2)]] += patch.get_width()
-    return {label: round(length, 6) for label, length in lengths.items()}
-
-
-@pytest.mark.parametrize(
-    ("depth", "expected"),
-    [
-        (1, {"model": 15.0}),
-        (2, {"model.layers.0": 8.0, "model.layers.1": 5.0, "lm_head": 2.0}),
-        # all levels are the leaves and what their parents did themselves: 16 - 12 of the block, nothing of the model
-        (None, {"model.layers.0 (itself)": 2.0, "model.layers.0.attn": 6.0, "model.layers.1": 5.0, "lm_head": 2.0}),
-    ],
-)
-def test_bars_are_a_level_of_the_model_and_add_up(depth: int | None, expected: dict[str, float]) -> None:
-    found = bars(layers_result(depth=depth))
-    assert found == {**expected, **OUTSIDE}
-    assert sum(found.values()) == 20.0  # 40 ms in 2 steps
-
-
-def test_a_large_model_is_cut_where_the_bars_still_fit() -> None:
-    blocks = pd.concat([tree().iloc[[1, 2]].replace("model.layers.0", f"model.layers.{n}") for n in range(21)])
-    large = pd.concat([tree().iloc[[0]], blocks], ignore_index=True)
-    large.loc[large["depth"] == 2, "layer"] = large["parent"] + ".attn"
-    assert len(bars(layers_result(tree=large, depth=3))) > 40
-    labels = [label for label in bars(layers_result(tree=large)) if label != "model (itself)"]
-    assert {label.count(".") for label in labels} == {2} and len(labels) <= 40
+def test_bars_of_layers_are_a_level_of_the_model_and_add_up() -> None:
+    capture = nvprof_kit.open(DATA / "flops" / "llama12-2024.2.sqlite.xz")
+    tree, summary = capture.layers().tree, capture.layers().summary
+    for depth, bars in ((1, 4), (2, 6), (3, 21), (4, 69), (None, 21)):  # none: as many levels as 40 bars allow
+        (axes,) = capture.layers(depth=depth).figure().axes
+        lengths = pd.Series([patch.get_width() for patch in axes.patches]).groupby(
+            [round(patch.get_y() + patch.get_height() / 2) for patch in axes.patches]
+        ).sum()  # fmt: skip
+        assert lengths.sum() == pytest.approx(summary.total_ns / 1e6 / summary.steps)
+        labels = [label.get_text().removesuffix(" (itself)") for label in axes.get_yticklabels()]
+        assert len(labels) == len(lengths) == bars
+        assert tree[tree["layer"].isin(labels)]["depth"].max() == (depth or 3) - 1
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_every_format_is_drawn(tmp_path: Path, suffix: str, start: bytes) -> None:
-    timeline = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz").plot()
-    for answer in (layers_result(), layers_result(tree=tree()[:0]), timeline):
+    capture = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz")
+    layers = capture.layers(depth=2)
+    for answer in (layers, replace(layers, tree=layers.tree[:0]), capture.plot()):
         assert answer.save(tmp_path / f"plot{suffix}").read_bytes().startswith(start)

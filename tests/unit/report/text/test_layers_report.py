@@ -6,106 +6,128 @@ import builtins
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import rich.jupyter
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.captures.layers_result import MS, layers_result, rows_by_step, tree
+from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 
-
-def printed(**changes: object) -> str:
-    """The table with its times in phases: the rows are not by step."""
-    rows = rows_by_step().drop(columns=["step", "instance"])
-    return str(layers_result(**{"rows": rows, **changes}))
+MS = 1_000_000
 
 
-def labels(text: str) -> list[str]:
-    table = text.split("\n\n", 1)[1].partition("\ntotal")[0]
-    return [line[:20].rstrip() for line in table.splitlines()[2:] if line]
+def program(path: Path, steps: int = 2) -> nvprof_kit.Capture:
+    """A model of two blocks, an optimizer outside of it, and a kernel behind the steps; block 0 itself takes 2 ms in
+    step 0 and 1 ms in others.
+    """
+    file = NsysFile(path)
+    ranges = [("model", 10, 1000), ("model.layers.0", 20, 400), ("model.layers.0.attn", 30, 200)]
+    for step in range(steps):
+        zero = 100 * MS * step
+        file.range_(f"step {step}", zero, zero + 25 * MS, category="step", payload=step)
+        for text, start, end in (*ranges, ("model.layers.1", 410, 700)):
+            file.range_(text, zero + start, zero + end, category="forward")
+        file.range_("optimizer", zero + 2000, zero + 3000, category="phase")
+        begin = zero + 5 * MS
+        for launch, ms in ((50, 6), (300, 1 + (step == 0)), (500, 5), (2500, 4)):
+            file.kernel(begin, begin + ms * MS, launched=(zero + launch, zero + launch + 5))
+            begin += ms * MS
+    file.kernel(100 * steps * MS + MS, 100 * steps * MS + 2 * MS, launched=(99 * steps * MS, 99 * steps * MS + 5))
+    return nvprof_kit.open(file.write())
 
 
-def test_without_steps_the_times_are_the_captures() -> None:
-    summary = replace(layers_result().summary, steps=0)
-    assert "model                 2    12.00     18.00  30.00                   75.0 %" in printed(summary=summary)
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> nvprof_kit.Capture:
+    return program(tmp_path_factory.mktemp("program") / "run.sqlite")
 
 
-def test_depth_hides_children_and_keeps_what_is_outside() -> None:
-    assert labels(printed(depth=2)) == [
-        "model", "  layers.0", "  layers.1", "  lm_head", "(none) forward", "(none) optimizer", "(none) other",
-    ]  # fmt: skip
+TABLE = """\
+GPU time: 16.50 ms per step (33.00 ms in 2 steps), 8 operations
+GPU busy: 66.0 % of 25.00 ms per step; `nvprof-kit breakdown --view idle` says what it waited for
+In a named layer: 75.8 % of it, 100.0 % of forward and backward
 
+layer             calls  forward  backward  total  self share  total share                               CPU
+────────────────────────────────────────────────────────────────────────────────────────────────────────────
+model                 1    12.50            12.50                   75.8 %  ████████████████████████  990 ns
+  layers.0            1     7.50             7.50       9.1 %       45.5 %  ██████████████▍           380 ns
+    attn              1     6.00             6.00      36.4 %       36.4 %  ███████████▌              170 ns
+  layers.1            1     5.00             5.00      30.3 %       30.3 %  █████████▋                290 ns
 
-@pytest.mark.parametrize(
-    ("changes", "expected", "absent"),
-    [
-        ({}, "GPU busy: 80.0 % of 25.00 ms per step", "recompute"),
-        ({"on_gpu": False}, "Operator time: 20.00 ms per step", "GPU time"),
-        ({"by_how": {"launch": 10 * MS, "graph node": 30 * MS - 1, "none": 1}},
-         "known from: the range around its launch 25.0 %, the range in which its CUDA graph was captured 75.0 %, ",
-         "Warm-up"),
-        ({"by_how": {"launch": 30 * MS, "none": 10 * MS}}, "In a named layer", "known from"),
-    ],
-)  # fmt: skip
-def test_lines_about_the_capture(changes: dict[str, object], expected: str, absent: str) -> None:
-    result = layers_result()
-    info = replace(result.info, on_gpu=False, gpus=()) if "on_gpu" in changes else result.info
-    text = printed(info=info, summary=replace(result.summary, by_how=changes.get("by_how", result.summary.by_how)))
-    assert expected in text
-    assert absent not in text
+(none) optimizer      1                      4.00      24.2 %       24.2 %  ███████▋                    1 µs
 
+total                      12.50            16.50                  100.0 %
 
-def test_recompute_has_a_column_where_there_is_any() -> None:
-    with_recompute = tree()
-    with_recompute.loc[0, ["backward_ns", "recompute_ns"]] = [10 * MS, 8 * MS]
-    text = printed(tree=with_recompute)
-    assert "recompute" in text
-    assert "5.00       4.00  15.00" in text
-
-
-def test_by_step_children_are_in_their_parents_and_the_steps_in_order() -> None:
-    # model.layers.0: own 3 + attn 6, own 1 + attn 6; model: all layers below
-    assert str(layers_result()).split("\n\n", 1)[1] == BY_STEP
-
-
-def test_many_steps_say_how_many_are_left_out() -> None:
-    rows = pd.concat([rows_by_step().assign(step=number, instance=number) for number in range(11)])
-    rows = rows.astype({"step": "Int64", "instance": "Int64"})
-    text = str(layers_result(rows=rows.reset_index(drop=True)))
-    assert "step 7" in text
-    assert "step 8" not in text
-    assert "3 more columns are left out here; -o FILE.csv has all steps." in text
-
+Milliseconds per step of GPU time, with nested layers; self share: without. CPU: wall time inside the layer's ranges.
+! 2.9 % of the time is outside steps and left out; --steps all includes it"""
 
 BY_STEP = """\
 layer             step 0  step 1  outside
 ─────────────────────────────────────────
-model              16.00   14.00
-  layers.0          9.00    7.00
+model              13.00   12.00
+  layers.0          8.00    7.00
     attn            6.00    6.00
   layers.1          5.00    5.00
-  lm_head           2.00    2.00
 
-(none) forward              2.00
-(none) optimizer    4.00    3.00     1.00
-(none) other
+(none) optimizer    4.00    4.00
+(none) other                         1.00
 
-total              20.00   19.00     1.00
+total              17.00   16.00     1.00
 
-Milliseconds of GPU time in each step, all phases together, including nested layers.
-! nsys dropped 3 events; record less at once"""
+Milliseconds of GPU time in each step, all phases together, including nested layers."""
 
 
-def layers_of(*times: int, steps: int = 0) -> nvprof_kit.Layers:
+def test_the_table_of_phases_and_that_of_steps(capture: nvprof_kit.Capture, tmp_path: Path) -> None:
+    assert str(capture.layers()).split("\n", 1)[1] == TABLE
+    assert "attn" not in str(capture.layers(depth=2)) and "(none) optimizer" in str(capture.layers(depth=2))
+    assert str(capture.layers(by="step", steps="all")).split("\n\n", 1)[1].startswith(BY_STEP)
+    many = str(program(tmp_path / "run.sqlite", steps=11).layers(by="step"))
+    assert "step 7" in many and "step 8" not in many
+    assert "3 more columns are left out here; -o FILE.csv has all steps." in many
+
+
+@pytest.mark.parametrize(
+    ("info", "by_how", "expected", "absent"),
+    [
+        ({"on_gpu": False, "gpus": ()}, {}, "Operator time: 16.50 ms per step", "GPU time"),
+        ({}, {"launch": 10 * MS, "graph node": 23 * MS - 1, "none": 1},
+         "known from: the range around its launch 30.3 %, the range in which its CUDA graph was captured 69.7 %, ",
+         "recompute"),
+        ({}, {"launch": 30 * MS, "none": 3 * MS}, "In a named layer", "known from"),
+        ({"path": "r.sqlite", "tool": "nsys 2024.2", "gpus": ("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"),
+          "processes": 2}, {},
+         "r.sqlite · nsys 2024.2 · 2 x NVIDIA H200, NVIDIA L4 · 2 processes, added up · 2 steps\n", "Warm-up"),
+        ({"path": "r.json", "tool": "PyTorch profiler (Kineto)", "on_gpu": False}, {},
+         "r.json · PyTorch profiler (Kineto) · no GPU · 2 steps\n", "GPU"),
+    ],
+)  # fmt: skip
+def test_lines_about_the_capture(
+    info: dict[str, Any], by_how: dict[str, int], expected: str, absent: str, capture: nvprof_kit.Capture
+) -> None:
+    result = capture.layers()
+    summary = replace(result.summary, by_how=by_how or result.summary.by_how)
+    head = str(replace(result, info=replace(result.info, **info), summary=summary)).split("\n\n", 1)[0] + "\n"
+    assert expected in head and absent not in head.replace("no GPU", "")
+
+
+def test_recompute_has_a_column_where_there_is_any(capture: nvprof_kit.Capture) -> None:
+    result = capture.layers()
+    tree = result.tree.copy()
+    tree.loc[0, ["forward_ns", "backward_ns", "recompute_ns"]] = [7 * MS, 10 * MS, 8 * MS]
+    text = str(replace(result, tree=tree))
+    assert "recompute" in text and "3.50      5.00       4.00  12.50" in text
+
+
+def layers_of(capture: nvprof_kit.Capture, *times: int, steps: int = 0) -> nvprof_kit.Layers:
     """A table of layers without children that took these nanoseconds."""
-    rows = [tree().iloc[[0]].assign(layer=f"l{n}", forward_ns=ns, total_ns=ns) for n, ns in enumerate(times)]
-    total = pd.concat([*rows, tree().iloc[:0]], ignore_index=True).assign(backward_ns=0)
-    summary = replace(layers_result().summary, total_ns=sum(times), steps=steps)
-    plain = layers_result().rows.drop(columns=["step", "instance"])
-    return layers_result(rows=plain, tree=total, summary=summary)
+    result = capture.layers()
+    row = result.tree.iloc[[0]].assign(backward_ns=0)
+    tree = pd.concat([row.assign(layer=f"l{n}", forward_ns=ns, total_ns=ns) for n, ns in enumerate(times)])
+    summary = replace(result.summary, total_ns=sum(times), steps=steps)
+    return replace(result, tree=tree.reset_index(drop=True), summary=summary)
 
 
 def cells(result: nvprof_kit.Layers) -> list[list[str]]:
@@ -125,55 +147,34 @@ def cells(result: nvprof_kit.Layers) -> list[list[str]]:
         ((1_000_000, 1), 100, ["0.010", "<1 ns"]),
     ],
 )
-def test_times(times: tuple[int, ...], steps: int, printed: list[str]) -> None:
-    assert [row[2] for row in cells(layers_of(*times, steps=steps))] == printed
+def test_times(times: tuple[int, ...], steps: int, printed: list[str], capture: nvprof_kit.Capture) -> None:
+    assert [row[2] for row in cells(layers_of(capture, *times, steps=steps))] == printed
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 10**15), min_size=1, max_size=6))
-def test_percentages_always_add_up(times: list[int]) -> None:
-    shares = [row[4].removesuffix(" %") for row in cells(layers_of(*times))]
+@given(times=st.lists(st.integers(1, 10**15), min_size=1, max_size=6))
+def test_percentages_always_add_up(times: list[int], capture: nvprof_kit.Capture) -> None:
+    shares = [row[4].removesuffix(" %") for row in cells(layers_of(capture, *times))]
     tenths = [0 if text.startswith("<") else round(10 * float(text)) for text in shares]
     assert sum(tenths) == 1000
     assert all(abs(tenth / 1000 - ns / sum(times)) <= 0.001 for tenth, ns in zip(tenths, times, strict=True))
 
 
 @pytest.mark.parametrize(("share", "bar"), [(0.001, "▏"), (0.5, "█" * 12), (0.53, "█" * 12 + "▊"), (1, "█" * 24)])
-def test_bars(share: float, bar: str) -> None:
-    assert cells(layers_of(1_000_000, round(1_000_000 * share)))[1][5] == bar
+def test_bars(share: float, bar: str, capture: nvprof_kit.Capture) -> None:
+    assert cells(layers_of(capture, 1_000_000, round(1_000_000 * share)))[1][5] == bar
 
 
-def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = layers_result().encode("table").decode()
+def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end(
+    capture: nvprof_kit.Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = capture.layers().encode("table").decode()
     assert "\x1b" not in text and not [line for line in text.splitlines() if line != line.rstrip()]
     widths = []
     for columns in ("80", "100", "120"):
         monkeypatch.setenv("COLUMNS", columns)
-        widths.append(max(line.count("█") for line in str(layers_of(1_000_000)).splitlines()))
+        widths.append(max(line.count("█") for line in str(layers_of(capture, 1_000_000)).splitlines()))
     assert widths == sorted(widths) and widths[0] < widths[-1] == 24
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        (
-            {
-                "path": "r.sqlite",
-                "tool": "nsys 2024.2",
-                "gpus": ("NVIDIA H200", "NVIDIA H200", "NVIDIA L4"),
-                "processes": 2,
-            },
-            "r.sqlite · nsys 2024.2 · 2 x NVIDIA H200, NVIDIA L4 · 2 processes, added up · 2 steps",
-        ),
-        (
-            {"path": "r.json", "tool": "PyTorch profiler (Kineto)", "on_gpu": False},
-            "r.json · PyTorch profiler (Kineto) · no GPU · 2 steps",
-        ),
-    ],
-)
-def test_the_line_about_the_capture(changes: dict[str, object], line: str) -> None:
-    result = layers_result()
-    assert str(replace(result, info=replace(result.info, **changes))).splitlines()[0] == line
 
 
 DATA = Path(__file__).parents[3] / "data"
