@@ -45,23 +45,20 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         Raises:
             KeyError: No table has this name.
         """
-        if name not in {*self}:
-            raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
-        if name not in self._frames:
-            self._frames[name] = self._frame(name)
-        return self._frames[name]
-
-    def _frame(self, name: str) -> pd.DataFrame:
         from nvprof_kit._analysis.attribution.attribution import attributed
         from nvprof_kit._trace.frames import empty_frame
         from nvprof_kit._trace.schema import TABLES
 
-        if name == ATTRIBUTED:
-            return attributed(self._read(()), self["ops"])
-        optional = optional_columns() - {*TABLES} if name == "ops" else optional_columns() & {name}
-        trace = self._read(optional).trace
-        table: pd.DataFrame | None = self._operators() if name == "operators" else getattr(trace, name)
-        return empty_frame(name) if table is None else table
+        if name not in {*self}:
+            raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
+        if name == ATTRIBUTED and name not in self._frames:
+            self._frames[name] = attributed(self._read(()), self["ops"])
+        elif name not in self._frames:
+            optional = optional_columns() - {*TABLES} if name == "ops" else optional_columns() & {name}
+            trace = self._read(optional).trace
+            table: pd.DataFrame | None = self._operators() if name == "operators" else getattr(trace, name)
+            self._frames[name] = empty_frame(name) if table is None else table
+        return self._frames[name]
 
     def __iter__(self) -> Iterator[str]:
         """The names."""

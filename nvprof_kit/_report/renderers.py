@@ -32,8 +32,8 @@ RENDERERS: Mapping[str, Mapping[str, str]] = {
     "NcuKernels": {"parts": "text.ncu:kernels_report"},
     "NcuLayers": {"parts": "text.by_layer:ncu_layers_report", "figure": "plots.roofline:layers_roofline"},
     "NcuPlan": {"parts": "text.ncu:plan_report", "script": "text.ncu:plan_script"},
-    "RankTable": {"parts": "text.ranks:rank_table", "figure": "plots.ranks:table_figure"},
-    "Ranks": {"parts": "text.ranks:ranks_report", "figure": "plots.ranks:job_figure"},
+    "RankTable": {"parts": "text.ranks:rank_table", "figure": "plots.ranks:waits_figure"},
+    "Ranks": {"parts": "text.ranks:ranks_report", "figure": "plots.ranks:waits_figure"},
     "Summary": {"parts": "text.views:summary_report"},
     "Timers": {"parts": "text.timers:timers_report", "figure": "text.timers:timeline_figure"},
 }
