@@ -156,8 +156,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
 
     Saves: All but one pass over memory, and what the GPU waits for their launches.
     """
-    chains = program.chains[~program.chains["only_copies"]]
-    chains = chains.assign(saved_ns=chains["cost_ns"] * (1 - 1 / chains["length"]))
+    chains = program.chains.assign(saved_ns=lambda chains: chains["cost_ns"] * (1 - 1 / chains["length"]))
     by_block = chains.groupby(["block_kind", "block"], observed=True)["saved_ns"].sum()
     outliers = [
         block
@@ -198,10 +197,10 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
 
     Saves: Their time, and what the GPU waits for their launches.
     """
-    kernels, chains = program.kernels, program.chains
+    kernels = program.kernels
     is_copy = (kernels["kernel_class"] == "copy") & matching(kernels["name"], _COPIES)
     is_copy |= matching(kernels["name"], _LAYOUT)
-    for others in (chains[~chains["only_copies"]], program.score_kernels, program.mask_kernels):
+    for others in (program.chains, program.score_kernels, program.mask_kernels):
         is_copy &= ~kernels.index.isin(others.index)
     is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
         (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")

@@ -47,6 +47,10 @@ STALL_OF_STEP = 0.1
 STEPS_TO_JUDGE = 4
 """So many steps tell what is usual."""
 
+_RUN_COLUMNS = [
+    *("name", "start_ns", "end_ns", "ns", "cost_ns", "kernel_class"),
+    *("lane", "layer", "phase", "call_of_layer", "block", "block_kind"),
+]
 OP_COLUMNS = ["kind", "name", "pid", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 
 MANY_PARAMETERS = re.compile("multi_tensor_apply")
@@ -199,9 +203,7 @@ class Program(Operations):
         where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
         is_start = np.diff(positions, prepend=-2) != 1
         is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
-        columns = ops.columns.difference(["kind", "pid", "device", "host_memory", "graph_node", "how"], sort=False)
-        light = ops.iloc[order[positions], ops.columns.get_indexer(columns)]
-        light = light.assign(run=is_start.cumsum(dtype=np.int32))
+        light = ops[_RUN_COLUMNS].iloc[order[positions]].assign(run=is_start.cumsum(dtype=np.int32))
         run = light["run"].to_numpy()
         copies = np.bincount(run, light["kernel_class"] == "copy")[run]
         light["length"] = np.bincount(run).astype(np.int32)[run]
@@ -221,13 +223,14 @@ class Program(Operations):
 
     @cached_property
     def chains(self) -> pd.DataFrame:
-        """The `runs` of `CHAIN_LENGTH` or more but those that make masks, and shorter ones in the same calls."""
+        """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls; not those that make masks, or only
+        copy.
+        """
         runs = self.runs
         is_chain = ~runs.index.isin(self.mask_kernels.index)
         is_long = is_chain & (runs["length"] >= CHAIN_LENGTH)
         calls = runs["call_of_layer"][is_long & (runs["layer"] != NO_LAYER)]
-        is_chain &= is_long | (runs["call_of_layer"].isin(calls) & ~runs["only_copies"])
-        chains: pd.DataFrame = runs[is_chain]
+        chains: pd.DataFrame = runs[is_chain & (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]]
         return chains
 
     @cached_property

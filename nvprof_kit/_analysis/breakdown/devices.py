@@ -218,8 +218,10 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     gap_table = pd.DataFrame(
         {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, copy=False
     )
-    by_length = np.lexsort((-parts["idle_ns"].to_numpy(), parts["gap"].to_numpy()))  # of equals, the first
-    largest = by_length[np.flatnonzero(np.diff(parts["gap"].to_numpy()[by_length], prepend=-1))]
+    of_gap, idle_ns = parts["gap"].to_numpy(), parts["idle_ns"].to_numpy()  # by gap
+    largest_ns = np.maximum.reduceat(idle_ns, np.flatnonzero(np.diff(of_gap, prepend=-1)))
+    largest = np.flatnonzero(idle_ns == largest_ns[of_gap])
+    largest = largest[np.diff(of_gap[largest], prepend=-1) > 0]  # of equals, the first
     for name in ("cause", *PLACE):
         gap_table[name] = parts[name].array[largest]
     return Idle(gap_table, parts, waits)
@@ -313,9 +315,10 @@ def _waits(
     lost_ns = gaps["end"].loc[inside["gap"]].to_numpy() - inside["start"]
     waits = pd.concat([awaited, inside[["event", "gap", "range"]].assign(lost_ns=lost_ns)], ignore_index=True)
     places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
-    waits["waited_ns"] = (host.end - host.start)[waits["event"]]
-    in_order: pd.DataFrame = waits.assign(**places)[["gap", *places, "lost_ns", "waited_ns"]]
-    return in_order
+    waited_ns = host.end[waits["event"]] - host.start[waits["event"]]
+    columns = {"gap": waits["gap"], **places, "lost_ns": waits["lost_ns"], "waited_ns": waited_ns}
+    of_gaps: pd.DataFrame = pd.DataFrame(columns)
+    return of_gaps
 
 
 def _causes(
