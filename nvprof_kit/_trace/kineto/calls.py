@@ -13,55 +13,67 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.kineto.events import ANNOTATIONS, COLLECTIONS, FUNCTIONS, OPERATORS, Events, joined, number
+from nvprof_kit._trace.kineto.events import (
+    ANNOTATIONS,
+    CALL_CATEGORIES,
+    COLLECTIONS,
+    FUNCTIONS,
+    OPERATORS,
+    Events,
+    Int64Array,
+    number,
+)
 from nvprof_kit._trace.kineto.stream import Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
-_KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"}
+_KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"} | {
+    OPERATORS: "operator",
+    COLLECTIONS: "operator",
+}
 _COMPILES = "(dynamo_timed)"
 _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 
 
-def read_calls(events: Events, process: int) -> dict[str, Any]:
+def read_calls(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``calls``: all CUDA runtime and driver calls, profiler overheads, operators and garbage
     collections.
     """
-    parts = [(kind, events.of(category)) for category, kind in _KINDS.items()] + [
-        ("operator", events.of(OPERATORS)), ("operator", events.of(COLLECTIONS))
-    ]  # fmt: skip
-    rows = joined([part_rows for _, part_rows in parts], ["correlation", "kernel"])
-    kinds = [CALL_KINDS.index(kind) for kind, _ in parts]
-    present, kernel = np.unique(rows.number("kernel"), return_inverse=True)
+    rows = events.of(*_KINDS)
+    kinds = [CALL_KINDS.index(kind) for kind in _KINDS.values()]
     return {
-        **rows.columns(process),
-        "correlation": rows.number("correlation"),
-        "kind": np.repeat(np.array(kinds, dtype=np.int8), [len(part_rows) for _, part_rows in parts]),
-        "name": rows.label(),
-        "kernel": labels(kernel, ["" if code < 0 else rows.names[code] for code in present.tolist()]),
+        **events.spans(rows),
+        "correlation": rows["correlation"],
+        "kind": np.repeat(np.array(kinds, dtype=np.int8), [len(events.of(category)) for category in _KINDS]),
+        "name": events.label(rows["name"]),
+        "kernel": events.label(rows["kernel"]),
     }
 
 
-def read_loads(events: Events, process: int) -> dict[str, Any]:
+def read_loads(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``loads``: calls that load code, and torch.compile's events."""
-    loads = events.calls
-    loads = loads.take(loads.by_name(lambda name: LOADS_CODE.match(name) is not None, bool))
-    cpu_events = joined([events.of(OPERATORS), events.of(ANNOTATIONS)])
-    compiles = cpu_events.take(cpu_events.by_name(lambda name: name.endswith(_COMPILES), bool))
-    return joined([loads, compiles]).columns(process)
+    import pandas as pd
+
+    calls, compiles = events.of(*CALL_CATEGORIES), events.of(OPERATORS, ANNOTATIONS)
+    calls = calls[events.by_name(calls, lambda name: LOADS_CODE.match(name) is not None, bool)]
+    compiles = compiles[events.by_name(compiles, lambda name: name.endswith(_COMPILES), bool)]
+    return events.spans(pd.concat([calls, compiles]))
 
 
-def read_frames(events: Events, process: int) -> dict[str, Any]:
+def read_frames(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``frames``: long calls of Python functions, without modules."""
-    return {**events.of(FUNCTIONS).columns(process), "name": events.of(FUNCTIONS).label()}
+    rows = events.of(FUNCTIONS)
+    return {**events.spans(rows), "name": events.label(rows["name"])}
 
 
-def read_shapes(events: Events, process: int) -> dict[str, Any]:
+def read_shapes(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``shapes``: all operators, if any has its arguments recorded."""
-    rows, shape_of_row = events.of(OPERATORS), events.of(OPERATORS).shapes
-    if shape_of_row is None or not any(size is not None for shape in events.shapes for size in shape):
-        rows, shape_of_row = rows.take(slice(0)), np.zeros(0, dtype=np.int32)
-    arguments = labels(shape_of_row, [json.dumps(shape) for shape in events.shapes])
-    return {**rows.columns(process), "name": rows.label(), "arguments": arguments}
+    shapes = [[None if isinstance(value, dict) else value for value in json.loads(text)] for text in events.inputs]
+    has_shapes = any(value is not None for shape in shapes for value in shape)
+    rows = events.of(OPERATORS) if has_shapes else events.of(OPERATORS)[:0]
+    arguments = labels(
+        rows["inputs"].to_numpy() if has_shapes else np.zeros(0, dtype=np.int64), [*map(json.dumps, shapes)]
+    )
+    return {**events.spans(rows), "name": events.label(rows["name"]), "arguments": arguments}
 
 
 def host_memory(name: str) -> str:
@@ -79,75 +91,60 @@ _WIDTHS = {
 }
 """Bytes per element by PyTorch dtype name; ``Float8…`` types have one byte."""
 
-_MOST = 1 << 50
+_MAX_ELEMENTS = 1 << 50
 """More than any collective moves."""
-
-
+_GROUP_END = Args(collective="ncclGroupEnd")
 _COALESCED = "nccl:coalesced"
 
 
-def read_collectives(events: Events, process: int) -> dict[str, Any]:
+def read_collectives(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``collectives``: one row per kernel with message arguments, and the sends and receives of
     coalesced operations, whose kernels lack them: their operators, and the ends of the groups that launch them.
     """
-    kernels = events.of("kernel")
-    arguments = list(kernels.collective_arguments.values())
-    rows = [kernels.take(np.array(list(kernels.collective_arguments), dtype=np.int64))]
-    operators = events.of(OPERATORS)
+    import pandas as pd
+
+    kernels = events.of("kernel").iloc[list(events.messages["kernel"])]
+    messages = list(events.messages["kernel"].values())
+    rows = [kernels.assign(tid=0)]
     coalesced = events.of(ANNOTATIONS)
-    coalesced = coalesced.take(coalesced.by_name(lambda name: name == _COALESCED, bool))
-    if len(coalesced) and operators.collective_arguments:
-        operator_rows = np.array(list(operators.collective_arguments), dtype=np.int64)
-        with_message = operators.take(operator_rows)
-        launched = events.calls.take(np.isin(events.calls.number("correlation"), rows[0].number("correlation")))
-        launches_one = np.zeros(len(with_message), dtype=np.bool_)  # their kernels have rows already
-        for thread in np.unique(launched.tid).tolist():
-            launch_times = np.sort(launched.start_ns[launched.tid == thread])
-            first, end = (np.searchsorted(launch_times, edge) for edge in (with_message.start_ns, with_message.end_ns))
-            launches_one |= (with_message.tid == thread) & (end > first)
-        operator_rows = operator_rows[~launches_one]
-        arguments += [operators.collective_arguments[argument] for argument in operator_rows.tolist()]
-        rows += [operators.take(operator_rows), coalesced]
-        arguments += [_GROUP_END] * len(coalesced)
-    collectives = joined(rows, ["correlation"])
-    of_kernel = np.arange(len(collectives)) < len(rows[0])
+    coalesced = coalesced[events.by_name(coalesced, lambda name: name == _COALESCED, bool)]
+    if len(coalesced) and events.messages[OPERATORS]:
+        operators = events.of(OPERATORS).iloc[list(events.messages[OPERATORS])]
+        launches = events.of(*CALL_CATEGORIES)
+        launches = launches[launches["correlation"].isin(kernels["correlation"])].sort_values("start_ns")
+        has_kernel = np.zeros(len(operators), dtype=np.bool_)  # these have rows already
+        for thread, starts in launches.groupby("tid")["start_ns"]:
+            first, end = (np.searchsorted(starts, operators[edge]) for edge in ("start_ns", "end_ns"))
+            has_kernel |= (operators["tid"] == thread).to_numpy() & (end > first)
+        rows += [operators[~has_kernel].assign(correlation=-1), coalesced.assign(correlation=-1)]
+        messages += [events.messages[OPERATORS][row] for row in operators.index[~has_kernel]]
+        messages += [_GROUP_END] * len(coalesced)
+    collectives = pd.concat(rows)
+
+    def texts(name: str) -> list[str]:
+        return ["" if (value := getattr(message, name)) is None else str(value) for message in messages]
+
+    def numbers(name: str) -> Int64Array:
+        values = [number(getattr(message, name)) for message in messages]
+        return np.array([-1 if value is None else value for value in values], dtype=np.int64)
+
+    elements = np.maximum(numbers("in_elements"), numbers("out_elements"))
+    widths = np.array([1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0) for kind in texts("dtype")], np.int64)
+    has_bytes = (widths > 0) & (elements >= 0) & (elements < _MAX_ELEMENTS)
+    members = texts("group_ranks")
+    peers = np.where(numbers("destination") < 0, numbers("source"), numbers("destination")).tolist()
     return {
-        **collectives.columns(process),
-        "tid": np.where(of_kernel, 0, collectives.tid),
-        "correlation": np.where(of_kernel, collectives.number("correlation"), -1),
-        "call": [_text(argument.collective) for argument in arguments],
-        "bytes": np.array([_bytes(argument) for argument in arguments], dtype=np.int64),
-        "ranks": np.array([_number(argument.group_size) for argument in arguments], dtype=np.int64),
+        **events.spans(collectives),
+        "correlation": collectives["correlation"],
+        "call": texts("collective"),
+        "bytes": np.where(has_bytes, widths * np.where(has_bytes, elements, 0), -1),
+        "ranks": numbers("group_size"),
         # equal on all ranks of the group: two groups can have the same ranks, so with PyTorch's name
         "communicator": [
             f"group {name} {ranks}".strip() if name or ranks else ""
-            for name, ranks in ((_text(argument.group_name), _text(argument.group_ranks)) for argument in arguments)
+            for name, ranks in zip(texts("group_name"), members, strict=True)
         ],
-        "description": [_text(argument.group_description) for argument in arguments],
-        "sequence": np.array([_number(argument.collective_sequence) for argument in arguments], dtype=np.int64),
-        "peers": [
-            _text(argument.group_ranks) if peer < 0 else str(peer)
-            for argument in arguments
-            for peer in (_number(argument.source if argument.destination is None else argument.destination),)
-        ],
+        "description": texts("group_description"),
+        "sequence": numbers("collective_sequence"),
+        "peers": [ranks if peer < 0 else str(peer) for ranks, peer in zip(members, peers, strict=True)],
     }
-
-
-_GROUP_END = Args(collective="ncclGroupEnd")
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _number(value: Any) -> int:
-    parsed = number(value)
-    return -1 if parsed is None else parsed
-
-
-def _bytes(arguments: Args) -> int:
-    """Bytes of the larger buffer; -1 if the dtype is unknown."""
-    kind = _text(arguments.dtype)
-    width = 1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0)
-    count = max(number(arguments.in_elements) or 0, number(arguments.out_elements) or 0)
-    return width * count if width and 0 <= count < _MOST else -1

@@ -1,5 +1,5 @@
-"""The events of a Kineto trace as columns by category, with required fields checked. Times in the file are microseconds
-with three decimals; here they are integer nanoseconds.
+"""The events of a Kineto trace as a table per category, with required fields checked. Times in the file are
+microseconds with three decimals; here they are integer nanoseconds.
 
 No event is kept as a Python object: a trace has millions, and a column takes eight bytes per event.
 """
@@ -10,21 +10,23 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.files.checks import strays, whole_ns
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.kineto.stream import UNREADABLE, Args, Row
+from nvprof_kit._trace.kineto.stream import ARGUMENTS, UNREADABLE, Args, inputs_of
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
 from nvprof_kit._trace.validate import check_moments
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
+
+if TYPE_CHECKING:  # imported once the events are read, so that both are not in memory at the same time
+    import pandas as pd
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -33,9 +35,6 @@ GPU_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "mem
 
 CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")
 """Categories of CUDA calls."""
-
-MISSING = int(np.iinfo(np.int64).min)
-"""Means that an event lacks the argument."""
 
 ANNOTATIONS, OPERATORS = "user_annotation", "cpu_op"
 """Categories of user annotations, including ranges of this package, and of CPU operators without them."""
@@ -51,8 +50,10 @@ _OURS = f"{DOMAIN}:"
 _MODULE, _COLLECTION = "nn.Module: ", "Python GC"
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
+_EVENT = {"name": "i", "ts": "d", "dur": "d", "tid": "q"}
+"""The fields of every event, and the type codes of their columns; a name is its number among the names of the trace."""
 _ON_GPU = ("device", "stream", "correlation", "graph_node")
-_COLUMNS: Mapping[str, tuple[str, ...]] = {
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "kernel": _ON_GPU,
     "gpu_memcpy": (*_ON_GPU, "bytes"),
     "gpu_memset": (*_ON_GPU, "bytes"),
@@ -60,11 +61,11 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "cuda_driver": ("correlation", "kernel"),
     OPERATORS: ("sequence", "forward_thread"),
 }
-"""The arguments kept for each category."""
-_IN_FILE = {"graph_node": "graph node id", "sequence": "Sequence number", "forward_thread": "Fwd thread id"}
+"""The arguments of each category that are integers, or names of kernels."""
+_MISSING = {"device": 0, "forward_thread": 0}
+"""What stands for a missing argument, if not -1."""
 _ESSENTIAL = ("args.correlation", "args.device")
 """Arguments required to identify an operation of a category."""
-_SHAPES = ("dims", "types", "concrete", "strides")
 _NO_ARGS = Args()
 _PARAMETERS = "record_param_comms"
 
@@ -78,137 +79,118 @@ _NOT_READ = frozenset({
 """Kineto's other categories of complete events (ActivityType.cpp of libkineto)."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Complete ("X") events as columns; arrays have the shape ``(n,)``.
-
-    Attributes:
-        names: The distinct names of the trace.
-        code: Index into `names`.
-        start_ns, end_ns: Start and end times, in ns since the first event of the trace.
-        tid: Thread ids.
-        numbers: Integer arguments; `MISSING` if an event lacks one.
-        collective_arguments: Arguments of the events with collective metadata, by index.
-        shapes: Index of each event's arguments in `Events.shapes`, if shapes are read.
-    """
-
-    names: Sequence[str]
-    code: npt.NDArray[np.int32]
-    start_ns: Int64Array
-    end_ns: Int64Array
-    tid: Int64Array
-    numbers: Mapping[str, Int64Array] = field(default_factory=dict)
-    collective_arguments: Mapping[int, Args] = field(default_factory=dict)
-    shapes: npt.NDArray[np.int32] | None = None
-
-    def __len__(self) -> int:
-        return len(self.code)
-
-    def take(self, index: Any) -> Rows:
-        """A subset, without collective metadata and shapes."""
-        numbers = {name: values[index] for name, values in self.numbers.items()}
-        return Rows(self.names, self.code[index], self.start_ns[index], self.end_ns[index], self.tid[index], numbers)
-
-    def columns(self, process: int) -> dict[str, Any]:
-        """The columns that the schema's tables of events share: ``start_ns``, ``end_ns``, ``pid``, ``tid``."""
-        pid = np.full(len(self), process, dtype=np.int64)
-        return {"start_ns": self.start_ns, "end_ns": self.end_ns, "pid": pid, "tid": self.tid}
-
-    def number(self, name: str, missing: int = -1) -> Int64Array:
-        """One of the arguments, with another value for missing ones."""
-        values = self.numbers.get(name)
-        if values is None:
-            return np.full(len(self), missing, dtype=np.int64)
-        return np.where(values == MISSING, missing, values)
-
-    def by_name(self, value: Callable[[str], Any], dtype: Any = object) -> npt.NDArray[Any]:
-        """A value per event, computed once per distinct name."""
-        present = self._known()
-        of_code = np.zeros(len(self.names), dtype=dtype)
-        for code in present.tolist():
-            of_code[code] = value(self.names[code])
-        of_row: npt.NDArray[Any] = of_code[self.code]
-        return of_row
-
-    def label(self, value: Callable[[str], str] = str) -> Any:
-        """The names, optionally transformed, as a categorical column."""
-        present = self._known()
-        new_code = np.zeros(len(self.names), dtype=np.int32)
-        new_code[present] = np.arange(len(present), dtype=np.int32)
-        return labels(new_code[self.code], [value(self.names[code]) for code in present.tolist()])
-
-    def _known(self) -> Int64Array:
-        """The distinct codes. There are few, so counting is faster than sorting and takes less memory."""
-        return np.flatnonzero(np.bincount(self.code, minlength=1)) if len(self.code) else np.zeros(0, dtype=np.int64)
-
-
-def joined(parts: Sequence[Rows], columns: Sequence[str] = ()) -> Rows:
-    """Concatenate events of several categories with the wanted arguments; `MISSING` where a category lacks one."""
-    numbers = {name: np.concatenate([rows.number(name, MISSING) for rows in parts]) for name in columns}
-    code, start, end, tid = (
-        np.concatenate([getattr(rows, name) for rows in parts]) for name in ("code", "start_ns", "end_ns", "tid")
-    )
-    return Rows(parts[0].names, code, start, end, tid, numbers)
-
-
 class Events:
     """The complete ("X") events of a trace by category, and its forward-backward flow events.
 
     Attributes:
+        names: The distinct names of the trace; '' is the first.
+        messages: Arguments of kernels and operators with collective metadata, by category and row.
+        inputs: The distinct inputs of operators as JSON text, if read; the column ``inputs`` of operators numbers them.
         arrows: The end points of the flow events: is_forward_end, id (shared by both ends), start_ns, tid.
         process: The traced process; None if unknown.
         warnings: Warnings about missing fields.
-        shapes: The distinct operator arguments (shapes and dtypes), if read.
     """
 
-    def __init__(self, batches: Iterable[Sequence[Row]], named: Path = Path("trace"), *, shapes: bool = False) -> None:
+    def __init__(self, batches: Iterable[Sequence[Any]], named: Path = Path("trace"), *, shapes: bool = False) -> None:
         """Sort the events of a trace by category. Older versions capitalize categories. Ranges of this package are
         recorded as operators, which has the lowest overhead, and count as annotations.
 
         Args:
             batches: The events in file order, in lists of any length.
             named: The path to name in messages.
-            shapes: Whether to keep the recorded arguments of operators.
+            shapes: Whether to keep the recorded inputs of operators.
 
         Raises:
             CaptureError: Events lack required fields; the message has the category and the key.
         """
         self.warnings: list[Issue] = []
-        self._missing: Counter[tuple[str, str]] = Counter()
-        self._names: dict[str, int] = {}
-        self._shapes: dict[tuple[Any, ...], int] | None = {} if shapes else None
-        self._columns: dict[str, _Columns] = {}
-        arrows: list[Row] = []
-        pids = self._read(batches, arrows)
+        self.messages: dict[str, dict[int, Any]] = {"kernel": {}, OPERATORS: {}}
+        self._number_of_name, self._number_of_inputs = {"": 0}, dict[bytes, int]()
+        self._shapes = shapes
+        self._columns: dict[str, dict[str, array[Any]]] = {}
+        self._lacking: Counter[tuple[str, str]] = Counter()
+        pids, arrows = self._read(batches)
         self._check(named)
-        names = [_HALF_LETTER.sub("\ufffd", name) for name in self._names]
-        self._rows = {category: columns.rows(names, named) for category, columns in self._columns.items()}
-        self._columns.clear()
-        self._none = _Columns("", {}).rows(names, named)
-        edges = {name: columns.start_ns for name, columns in self._rows.items()}
-        check_moments(named, (*edges.values(), *(columns.end_ns for columns in self._rows.values())))
-        self.warnings += as_issues("strays", strays(edges))
-        self.shapes = list(self._shapes or ())
-        self.arrows: dict[str, Any] = {
-            "is_forward_end": np.array([row.ph == "s" for row in arrows], dtype=bool),
-            "id": [str(row.id) for row in arrows],
-            "start_ns": whole_ns(named, "ts", np.array([_float(row.ts) or 0.0 for row in arrows], dtype=np.float64)),
-            "tid": np.array([number(row.tid) or 0 for row in arrows], dtype=np.int64),
-        }
+        import pandas as pd
+
+        self.names = [_HALF_LETTER.sub("\ufffd", name) for name in self._number_of_name]
+        self.inputs = list(self._number_of_inputs)
+        spans: dict[str, tuple[Int64Array, Int64Array]] = {}
+        for category, columns in self._columns.items():
+            start_ns = whole_ns(named, "ts", np.asarray(columns.pop("ts")))
+            spans[category] = start_ns, start_ns + whole_ns(named, "dur", np.asarray(columns.pop("dur")))
+        check_moments(named, [edge for span in spans.values() for edge in span])
+        starts = {category: start_ns for category, (start_ns, _) in spans.items()}
+        self.warnings += as_issues("strays", strays(starts))
         # the file counts from when the computer started, or from 1970
-        begin_ns = min((int(starts.min()) for starts in edges.values() if len(starts)), default=0)
-        columns = [column for rows in self._rows.values() for column in (rows.start_ns, rows.end_ns)]
-        for column in (*columns, self.arrows["start_ns"]):
-            np.subtract(column, begin_ns, out=column)
+        begin_ns = min((int(start_ns.min()) for start_ns in starts.values()), default=0)
+        self._tables: dict[str, pd.DataFrame] = {}
+        for category, columns in self._columns.items():
+            start_ns, end_ns = (np.subtract(edge, begin_ns, out=edge) for edge in spans[category])
+            arrays = {name: np.asarray(column) for name, column in columns.items()}
+            self._tables[category] = pd.DataFrame({"start_ns": start_ns, "end_ns": end_ns, **arrays}, copy=False)
+        self._columns.clear()
+        arrow_us = np.array([_float(row.ts) or 0.0 for row in arrows], dtype=np.float64)
+        self.arrows = pd.DataFrame(
+            {
+                "is_forward_end": np.array([row.ph == "s" for row in arrows], dtype=bool),
+                "id": [str(row.id) for row in arrows],
+                "start_ns": whole_ns(named, "ts", arrow_us) - begin_ns,
+                "tid": np.array([number(row.tid) or 0 for row in arrows], dtype=np.int64),
+            }
+        )
         cpu_pids = [pids[kind] for kind in (*CALL_CATEGORIES, OPERATORS, ANNOTATIONS) if kind in pids]
         self.process = (number(cpu_pids[0]) or 0) if cpu_pids else None
 
-    def _read(self, batches: Iterable[Sequence[Row]], arrows: list[Row]) -> dict[str, Any]:
-        """Sort the events into columns; returns the process of the first event of each category."""
+    def of(self, *categories: str) -> pd.DataFrame:
+        """The events of some categories: ``name`` (a number), ``start_ns``, ``end_ns``, ``tid`` and the arguments of
+        any of them, with -1 where a category lacks one.
+        """
+        import pandas as pd
+
+        if len(categories) == 1 and categories[0] in self._tables:
+            return self._tables[categories[0]]
+        names = dict.fromkeys(
+            ("name", "start_ns", "end_ns", "tid", *(name for key in categories for name in _ARGUMENTS.get(key, ())))
+        )
+        tables = [self._tables[category] for category in categories if category in self._tables]
+        parts = {
+            name: [table[name] if name in table else np.full(len(table), -1) for table in tables] for name in names
+        }
+        empty = np.zeros(0, dtype=np.int64)
+        joined = {name: np.concatenate([empty, *arrays]) for name, arrays in parts.items()}
+        events: pd.DataFrame = pd.DataFrame(joined, copy=False)
+        return events
+
+    def spans(self, rows: pd.DataFrame) -> dict[str, Any]:
+        """The columns that the schema's tables of events share: ``start_ns``, ``end_ns``, ``pid``, ``tid``."""
+        pid = np.full(len(rows), self.process, dtype=np.int64)
+        return {"start_ns": rows["start_ns"], "end_ns": rows["end_ns"], "pid": pid, "tid": rows["tid"]}
+
+    def by_name(self, rows: pd.DataFrame, value: Callable[[str], Any], dtype: Any = object) -> npt.NDArray[Any]:
+        """A value per event, computed once per distinct name."""
+        code = rows["name"].to_numpy()
+        of_code = np.zeros(len(self.names), dtype=dtype)
+        for present in np.flatnonzero(np.bincount(code)).tolist():  # counting is faster than sorting
+            of_code[present] = value(self.names[present])
+        of_row: npt.NDArray[Any] = of_code[code]
+        return of_row
+
+    def label(self, codes: pd.Series[int], value: Callable[[str], str] = str) -> Any:
+        """Names by their numbers, optionally transformed, as a categorical column; '' for -1."""
+        code = np.maximum(codes.to_numpy(), 0)
+        present = np.flatnonzero(np.bincount(code))
+        position = np.zeros(len(self.names), dtype=np.int32)
+        position[present] = np.arange(len(present), dtype=np.int32)
+        return labels(position[code], [value(self.names[number]) for number in present.tolist()])
+
+    def _read(self, batches: Iterable[Sequence[Any]]) -> tuple[dict[str, Any], list[Any]]:
+        """Sort the events into columns; returns the process of the first event of each category, and the arrows."""
         pids: dict[str, Any] = {}
+        arrows: list[Any] = []
         unknown: Counter[str] = Counter()
         for batch in batches:
-            groups: dict[tuple[str | None, str | None], list[Row]] = {}
+            groups: dict[tuple[str | None, str | None], list[Any]] = {}
             for row in batch:
                 groups.setdefault((row.ph, row.cat), []).append(row)
             for (kind, cat), rows in groups.items():
@@ -218,32 +200,26 @@ class Events:
                     pids.setdefault(category, rows[0].pid)
                     self._add(category, rows)
                 elif kind == "X" and cat is None:
-                    self._missing["", "cat"] += len(rows)
+                    self._lacking["", "cat"] += len(rows)
                 elif category == _ARROW:
                     arrows += rows
                 elif category in KINETO_SOURCES:
-                    self._missing[category, "ph"] += sum(row.dur is not None for row in rows)
+                    self._lacking[category, "ph"] += sum(row.dur is not None for row in rows)
                 elif kind == "X" and category not in _NOT_READ:
                     unknown[category] += len(rows)
-        self.warnings += [
-            Issue(
-                "unknown-category",
-                "warning",
-                1.0,
-                f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read",
-            )
-            for category, count in unknown.most_common(3)
-        ]
-        return pids
+        for category, count in unknown.most_common(3):
+            text = f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read"
+            self.warnings.append(Issue("unknown-category", "warning", 1.0, text))
+        return pids, arrows
 
-    def _add(self, category: str, rows: list[Row]) -> None:
-        """Add events, or count missing fields."""
+    def _add(self, category: str, rows: list[Any]) -> None:
+        """Add events to the tables that they belong to, and count missing names and arguments."""
         for row in rows:
             if not isinstance(row.name, str):
-                self._missing[category, "name"] += 1
+                self._lacking[category, "name"] += 1
                 row.name = ""
             if row.args is UNREADABLE:
-                self._missing[category, "args"] += 1
+                self._lacking[category, "args"] += 1
         parts = {ANNOTATIONS: [row for row in rows if row.name.startswith(_OURS)]}
         if parts[ANNOTATIONS]:
             rows = [row for row in rows if not row.name.startswith(_OURS)]
@@ -252,119 +228,68 @@ class Events:
             parts[COLLECTIONS] = [row for row in rows if row.name.startswith(_COLLECTION)]
             functions = [row for row in rows if row.name and not row.name.startswith((_MODULE, _COLLECTION))]
             rows = [row for row in functions if isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000]
-        for kind, events in {**parts, category: [*parts.get(category, ()), *rows]}.items():
+        for table, events in {**parts, category: [*parts.get(category, ()), *rows]}.items():
             if events:
-                columns = self._columns.setdefault(kind, _Columns(kind, self._names, self._shapes))
-                columns.add(category, events, self._missing)
+                self._append(table, category, events)
+
+    def _append(self, table: str, category: str, rows: list[Any]) -> None:
+        """Append events of a category to the columns of a table, and count missing fields."""
+        arguments, required = _ARGUMENTS.get(table, ()), KINETO_SOURCES[category]
+        type_codes = _EVENT | dict.fromkeys(arguments, "q") | ({"inputs": "q"} if table == OPERATORS else {})
+        columns = self._columns.setdefault(table, {name: array(code) for name, code in type_codes.items()})
+        args = [row.args or _NO_ARGS for row in rows]
+        names, first = self._number_of_name, len(columns["name"])
+        columns["name"].extend([names.setdefault(row.name, len(names)) for row in rows])
+        for field in ("ts", "dur", "tid"):
+            lacking, _ = _extend(columns[field], [getattr(row, field) for row in rows], 0)
+            self._lacking[category, field] += lacking if field in required else 0
+        for argument in arguments:
+            values = [getattr(arg, argument) for arg in args]
+            if argument == "kernel":  # ROCm's calls say which kernel they launch
+                values = [names.setdefault(name, len(names)) if isinstance(name, str) else None for name in values]
+            lacking, unreadable = _extend(columns[argument], values, _MISSING.get(argument, -1))
+            key = f"args.{ARGUMENTS[argument]}"
+            self._lacking[category, key] += lacking if key in required else unreadable
+        if table == OPERATORS:
+            codes = self._number_of_inputs
+            inputs = [codes.setdefault(inputs_of(arg), len(codes)) for arg in args] if self._shapes else [0] * len(args)
+            columns["inputs"].extend(inputs)
+        if table == "kernel" or (table == OPERATORS and _PARAMETERS in names):
+            for row, arg in enumerate(args, first):
+                # only of sends and receives can the kernels lack the arguments
+                is_message = table == "kernel" or arg.source is not None or arg.destination is not None
+                if is_message and (arg.in_elements is not None or arg.out_elements is not None):
+                    self.messages[table][row] = arg
 
     def _check(self, named: Path) -> None:
         """Reject a trace without required fields, and add warnings about fields missing in some events."""
-        for category, columns in self._columns.items():
-            for key in KINETO_SOURCES.get(category, {}):
-                _, _, tail = key.partition(".")
-                if tail:
-                    lacking = columns.numbers[tail].count(MISSING)
-                    if lacking == len(columns.code) and key in _ESSENTIAL:
-                        text = f"no {category} event has {key}, or one that is a number"
-                        raise CaptureError(f"{named}: {text}; record it again")
-                    if lacking:
-                        count = len(columns.code)
-                        text = f"{lacking} of {count} {category} events have no {key}, or none that is a number"
-                        self.warnings.append(Issue("missing-field", "warning", lacking / count, text))
-        for (category, key), lacking in self._missing.items():
+        for (category, key), lacking in self._lacking.items():
+            events = f"{lacking} {category or 'complete'} events have no {key}"
             if not lacking:
                 continue
-            if key in ("args", "ph", "cat"):
-                sentence = f"{lacking} {category or 'complete'} events have no {key} that can be read"
-                if key == "ph" or (key == "cat" and not self._columns):
-                    raise CaptureError(f"{named}: {sentence}; the trace is damaged: record it again")
-                text = f"{sentence}: they are left out, or what it says is"
+            if key in KINETO_SOURCES.get(category, ()) and key.startswith("args."):
+                count = len(self._columns[category]["name"])
+                if lacking == count and key in _ESSENTIAL:
+                    text = f"no {category} event has {key}, or one that is a number"
+                    raise CaptureError(f"{named}: {text}; record it again")
+                text = f"{lacking} of {count} {category} events have no {key}, or none that is a number"
+                self.warnings.append(Issue("missing-field", "warning", lacking / count, text))
+            elif key == "args" or (key == "cat" and self._columns):
+                text = f"{events} that can be read: they are left out, or what it says is"
                 self.warnings.append(Issue("unreadable-events", "warning", 1.0, text))
-                continue
-            raise CaptureError(
-                f"{named}: {lacking} {category} events have no {key}, or none that can be read; the trace is damaged: "
-                "record it again"
-            )
-
-    def of(self, category: str) -> Rows:
-        """The events of a category."""
-        return self._rows.get(category, self._none)
-
-    @property
-    def gpu(self) -> list[tuple[str, Rows]]:
-        """GPU operations: kind and events."""
-        return [(kind, self.of(category)) for category, kind in GPU_CATEGORIES.items()]
-
-    @property
-    def calls(self) -> Rows:
-        """Calls of the CUDA runtime and driver."""
-        return joined([self.of(category) for category in CALL_CATEGORIES], ["correlation"])
+            else:
+                raise CaptureError(
+                    f"{named}: {events}, or none that can be read; the trace is damaged: record it again"
+                )
 
 
-class _Columns:
-    """Columns of one category that grow batch by batch."""
-
-    def __init__(self, category: str, names: dict[str, int], shapes: dict[tuple[Any, ...], int] | None = None) -> None:
-        self._names = names
-        self._shapes = shapes if category == OPERATORS else None
-        self.ts, self.dur, self.tid, self.code, self.shape = array("d"), array("d"), array("q"), array("i"), array("i")
-        self.numbers = {name: array("q") for name in _COLUMNS.get(category, ())}
-        self.collective_arguments: dict[int, Args] = {}
-        self._may_tell = category in ("kernel", OPERATORS)
-
-    def add(self, category: str, rows: Sequence[Row], missing: Counter[tuple[str, str]]) -> None:
-        """Append events, and count missing fields by the category name in the file."""
-        args = [row.args or _NO_ARGS for row in rows]
-        row_count = len(self.code)
-        names = self._names
-        self.code.extend([names.setdefault(row.name, len(names)) for row in rows])
-        if self._may_tell and (category != OPERATORS or _PARAMETERS in names):
-            passes_on = category == OPERATORS  # only of sends and receives can the kernels lack the arguments
-            for offset, argument in enumerate(args):
-                if passes_on and argument.source is None and argument.destination is None:
-                    continue
-                if argument.in_elements is not None or argument.out_elements is not None:
-                    self.collective_arguments[row_count + offset] = argument
-        required = KINETO_SOURCES[category]
-        for key, column in (("ts", self.ts), ("dur", self.dur), ("tid", self.tid)):
-            lacking, _ = _extend(column, [getattr(row, key) for row in rows], 0)
-            if key in required:
-                missing[category, key] += lacking
-        for name, values_of in self.numbers.items():
-            if name == "kernel":  # ROCm's calls say which kernel they launch
-                kernels = [argument.kernel for argument in args]
-                values_of.extend([names.setdefault(k, len(names)) if isinstance(k, str) else MISSING for k in kernels])
-                continue
-            _, unreadable = _extend(values_of, [getattr(argument, name) for argument in args], MISSING)
-            if name in ("sequence", "forward_thread") and unreadable:
-                missing[category, f"args.{_IN_FILE[name]}"] += unreadable
-        if self._shapes is not None:
-            codes = self._shapes
-            self.shape.extend([
-                codes.setdefault(tuple(_plain(getattr(argument, name, None)) for name in _SHAPES), len(codes))
-                for argument in args
-            ])  # fmt: skip
-
-    def rows(self, names: Sequence[str], named: Path) -> Rows:
-        """The columns as arrays."""
-        start = whole_ns(named, "ts", np.frombuffer(self.ts, dtype=np.float64))
-        self.ts = array("d")
-        end = whole_ns(named, "dur", np.frombuffer(self.dur, dtype=np.float64))
-        self.dur = array("d")
-        end += start
-        numbers = {name: np.frombuffer(values, dtype=np.int64) for name, values in self.numbers.items()}
-        tid, code = np.frombuffer(self.tid, dtype=np.int64), np.frombuffer(self.code, dtype=np.int32)
-        shapes = np.frombuffer(self.shape, dtype=np.int32) if self._shapes is not None else None
-        return Rows(names, code, start, end, tid, numbers, self.collective_arguments, shapes)
-
-
-def _extend(column: array[Any], values: list[Any], absent: float) -> tuple[int, int]:
+def _extend(column: array[Any], values: list[Any], missing: int) -> tuple[int, int]:
     """Append numbers to a column; returns the number of missing or unreadable values, and the number of unreadable
     ones among them.
     """
     types, parse = ({int}, number) if column.typecode == "q" else ({int, float}, _float)
     lacking = values.count(None)
-    plain = [absent if value is None else value for value in values] if lacking else values
+    plain = [missing if value is None else value for value in values] if lacking else values
     try:
         if {*map(type, plain)} <= types:
             column.extend(array(column.typecode, plain))
@@ -372,13 +297,8 @@ def _extend(column: array[Any], values: list[Any], absent: float) -> tuple[int, 
     except OverflowError:
         pass
     parsed = [parse(value) for value in values]
-    column.extend([absent if value is None else value for value in parsed])
+    column.extend([missing if value is None else value for value in parsed])
     return parsed.count(None), parsed.count(None) - lacking
-
-
-def _plain(value: Any) -> Any:
-    """A JSON value in hashable form."""
-    return tuple(map(_plain, value)) if isinstance(value, list) else None if isinstance(value, dict) else value
 
 
 def _float(value: Any) -> float | None:

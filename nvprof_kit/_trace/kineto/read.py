@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,22 @@ from nvprof_kit._trace.kineto.calls import (
     read_loads,
     read_shapes,
 )
-from nvprof_kit._trace.kineto.events import MISSING, OPERATORS, Events, Int64Array, Rows, joined, number
-from nvprof_kit._trace.kineto.ranges import has_ours, read_operators, read_ranges
+from nvprof_kit._trace.kineto.events import (
+    ANNOTATIONS,
+    CALL_CATEGORIES,
+    GPU_CATEGORIES,
+    OPERATORS,
+    Events,
+    Int64Array,
+    number,
+)
+from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
-from nvprof_kit._trace.reader import named_domains
+from nvprof_kit._trace.reader import Request, Source, named_domains
 from nvprof_kit._trace.schema import OP_KINDS, SOUGHT, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import Issue, as_issues
-from nvprof_kit.names import DOMAIN
+from nvprof_kit.issues import Issue
+from nvprof_kit.names import DOMAIN, parse_kineto_name
 
 _NO_GPU = Issue(
     "no-gpu",
@@ -41,7 +48,7 @@ _NO_GPU = Issue(
 )
 
 
-_OPTIONAL: Mapping[str, Callable[[Events, int], dict[str, Any]]] = {
+_OPTIONAL: Mapping[str, Callable[[Events], dict[str, Any]]] = {
     "calls": read_calls,
     "loads": read_loads,
     "collectives": read_collectives,
@@ -51,47 +58,36 @@ _OPTIONAL: Mapping[str, Callable[[Events, int], dict[str, Any]]] = {
 """The readers of the optional tables."""
 
 
-def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path) -> Trace:
-    """Read a Kineto trace, plain or gzipped.
-
-    Args:
-        path: The file.
-        domain: Must be this package's domain or the default one: Kineto has no NVTX domains.
-        optional: The optional columns and tables to read.
-        named: The path to name in messages.
+def read_kineto(source: Source, request: Request) -> Trace:
+    """Read a Kineto trace, plain or gzipped. The domain asked for must be this package's or the default one: Kineto has
+    no NVTX domains.
 
     Raises:
         CaptureError: The file is truncated, is not a Kineto trace, or contains no operation.
     """
-    if not {DOMAIN, ""} & {*named_domains(domain)}:
+    named, optional = source.named, request.optional
+    if not {DOMAIN, ""} & {*named_domains(request.domain)}:
         raise CaptureError(
-            f"{named}: a PyTorch trace has no NVTX domains, so --domain {domain!r} cannot be found in it; "
+            f"{named}: a PyTorch trace has no NVTX domains, so --domain {request.domain!r} cannot be found in it; "
             "leave --domain out"
         )
-    file = TraceFile(path, named, shapes="shapes" in optional)
+    file = TraceFile(source.path, named)
     events = Events(file.batches(), named, shapes="shapes" in optional)
-    on_gpu = any(len(device_rows) for _, device_rows in events.gpu)
-    process = events.process
-    if process is None:
+    if events.process is None:
         raise CaptureError(
             f"{named}: a trace without operators, CUDA calls or kernels; record with nvprof_kit.record or "
             "torch.profiler with CPU (and CUDA) activities"
         )
-    if not has_ours(events):
-        optional = {*optional, "name"}  # the names of kernels may have to show the layers
-    if on_gpu:
-        ops, api = _gpu_ops(events, process, optional)
-    else:
-        ops, api = _cpu_ops(events.of(OPERATORS), process, optional)
-        api |= {"duration_ns": np.zeros_like(api["start_ns"])} if "duration_ns" in optional else {}
-    ranges = read_ranges(events, process)
-    ours = has_ours(events)
-    operators = read_operators(events, process)
+    has_ours = any(name is not None for name in events.by_name(events.of(ANNOTATIONS), parse_kineto_name))
+    if not has_ours:
+        optional |= {"name"}  # the names of kernels may have to show the layers
+    on_gpu = bool(len(events.of(*GPU_CATEGORIES)))
+    ops, api = _operations(events, optional)
+    ranges, operators = read_ranges(events, has_ours), read_operators(events)
     properties = file.other.get("deviceProperties")
     gpus = [gpu for gpu in properties if isinstance(gpu, dict)] if isinstance(properties, list) else []
     name_of_gpu = {number(gpu.get("id")): str(gpu.get("name", "")) for gpu in gpus}
     devices = np.unique(ops["device"]).tolist() if on_gpu else []
-    event_warnings = as_issues("events", events.warnings)
     return Trace(
         info=CaptureInfo(
             path=str(named),
@@ -101,87 +97,57 @@ def read_kineto(path: Path, domain: str, optional: Collection[str], named: Path)
             gpus=tuple(name_of_gpu.get(device, "GPU of unknown name") for device in devices),
             ordinals=tuple(devices),
             on_gpu=on_gpu,
-            evidence="" if ours or not on_gpu else SOUGHT,
-            warnings=event_warnings if on_gpu else (_NO_GPU, *event_warnings),
+            evidence="" if has_ours or not on_gpu else SOUGHT,
+            warnings=(*(() if on_gpu else (_NO_GPU,)), *events.warnings),
         ),
-        ranges=make_frame("ranges", ranges) if len(ranges["start_ns"]) else empty_frame("ranges"),
+        ranges=make_frame("ranges", ranges),
         api=make_frame("api", api),
         ops=make_frame("ops", ops),
         graph_nodes=empty_frame("graph_nodes"),
-        **{name: make_frame(name, read(events, process)) for name, read in _OPTIONAL.items() if name in optional},
+        **{name: make_frame(name, read(events)) for name, read in _OPTIONAL.items() if name in optional},
         operators=None if operators is None else make_frame("operators", operators),
     )
 
 
-# ---------------------------------------------------------------- operations
-
-
-def _gpu_ops(events: Events, process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Operations on the GPU, and the calls that launch them."""
-    parts = events.gpu
-    rows = joined([part_rows for _, part_rows in parts], ["device", "stream", "correlation", "bytes", "graph_node"])
-    kinds = np.array([OP_KINDS.index(kind) for kind, _ in parts], dtype=np.int8)
-    nodes = rows.number("graph_node")
-    ops: dict[str, Any] = {
-        "start_ns": rows.start_ns,
-        "end_ns": rows.end_ns,
-        "device": rows.number("device", 0),
-        "pid": np.full(len(rows), process, dtype=np.int64),
-        "correlation": rows.number("correlation"),
-        "graph_node": np.where(nodes > 0, nodes, -1),
-        "kind": np.repeat(kinds, [len(part_rows) for _, part_rows in parts]),
-    }
-    calls = events.calls
-    calls = calls.take(calls.number("correlation", MISSING) != MISSING)
-    api = {
-        "start_ns": calls.start_ns,
-        "tid": calls.tid,
-        "pid": np.full(len(calls), process, dtype=np.int64),
-        "correlation": calls.number("correlation"),
-        **({"duration_ns": calls.end_ns - calls.start_ns} if "duration_ns" in optional else {}),
-    }
-    return ops | _optional(rows, optional), api
-
-
-def _optional(rows: Rows, optional: Collection[str]) -> dict[str, Any]:
-    columns: dict[str, Any] = {}
-    if "name" in optional:
-        columns["name"] = rows.label()
-    for column in ("stream", "bytes"):
-        if column in optional:
-            columns[column] = rows.number(column)
-    if "host_memory" in optional:
-        columns["host_memory"] = rows.label(host_memory)
-    return columns
-
-
-def _cpu_ops(rows: Rows, process: int, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Self time intervals of CPU operators, each with a synthetic launch "call" at its start on its thread.
-
-    ``aten::addmm`` calls ``aten::expand``: its self time excludes that call, so all time counts exactly once.
+def _operations(events: Events, optional: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Operations and the calls that launch them. Without a GPU each is an interval of an operator's self time, with a
+    "call" at its start: ``aten::addmm`` calls ``aten::expand``, which is not in its self time, so all counts once.
     """
-    operator, since, finish = _own_stretches(rows.start_ns, rows.end_ns, rows.tid)
-    ids = np.arange(len(operator), dtype=np.int64)
-    process_of = np.full(len(operator), process, dtype=np.int64)
-    ops = {
-        "start_ns": since,
-        "end_ns": finish,
-        "operator_call": operator,
-        "device": np.zeros(len(operator), dtype=np.int64),
-        "pid": process_of,
-        "correlation": ids,
-        "graph_node": np.full(len(operator), -1, dtype=np.int64),
-        "kind": np.full(len(operator), OP_KINDS.index("operator"), dtype=np.int8),
-    }
-    api = {"start_ns": since, "tid": rows.tid[operator], "pid": process_of, "correlation": ids}
-    return ops | _optional(rows.take(operator), optional), api
+    rows = events.of(*GPU_CATEGORIES)
+    if len(rows):
+        kinds = np.array([OP_KINDS.index(kind) for kind in GPU_CATEGORIES.values()], dtype=np.int8)
+        counts = [len(events.of(category)) for category in GPU_CATEGORIES]
+        rows = rows.assign(
+            kind=np.repeat(kinds, counts), graph_node=rows["graph_node"].where(rows["graph_node"] > 0, -1)
+        )
+        calls = events.of(*CALL_CATEGORIES)
+        calls = calls[calls["correlation"] != -1]
+    else:
+        operators = events.of(OPERATORS)
+        operator, start_ns, end_ns = _self_times(
+            *(operators[name].to_numpy() for name in ("start_ns", "end_ns", "tid"))
+        )
+        rows = operators.iloc[operator].assign(start_ns=start_ns, end_ns=end_ns, operator_call=operator, device=0)
+        rows = rows.assign(correlation=np.arange(len(rows)), kind=OP_KINDS.index("operator"), graph_node=-1)
+        rows = rows.assign(stream=-1, bytes=-1)
+        calls = rows.assign(end_ns=rows["start_ns"])
+    names = ["device", "correlation", "graph_node", "kind", *({"operator_call"} & {*rows})]
+    names += [name for name in ("stream", "bytes") if name in optional]
+    ops = events.spans(rows) | {name: rows[name] for name in names}
+    for name, value in (("name", str), ("host_memory", host_memory)):
+        if name in optional:
+            ops[name] = events.label(rows["name"], value)
+    api = events.spans(calls) | {"correlation": calls["correlation"]}
+    if "duration_ns" in optional:
+        api["duration_ns"] = calls["end_ns"] - calls["start_ns"]
+    return ops, api
 
 
-def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _self_times(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """The intervals in which each operator is the innermost on its thread: operator, begin and end, shape ``(n,)``
     each. An operator that is never innermost gets an empty interval at its start, so that it is counted.
     """
-    flat = array("q")
+    intervals = array("q")
     open_operators: list[int] = []
     now, thread = 0, None
     starts, ends, threads = start.tolist(), end.tolist(), tid.tolist()
@@ -192,7 +158,7 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
             innermost = open_operators[-1]
             until = int(min(ends[innermost], limit))
             if until > now:
-                flat.extend((innermost, now, until))
+                intervals.extend((innermost, now, until))
                 now = until
             if ends[innermost] <= limit:
                 open_operators.pop()
@@ -202,7 +168,6 @@ def _own_stretches(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple
         thread, now = threads[operator], starts[operator]
         open_operators.append(operator)
     run_until(math.inf)
-    owner, since, finish = np.frombuffer(flat, dtype=np.int64).reshape(-1, 3).T
-    without = np.setdiff1d(np.arange(len(start)), owner)
-    empty = start[without]
-    return np.append(owner, without), np.append(since, empty), np.append(finish, empty)
+    owner, begin, until = np.frombuffer(intervals, dtype=np.int64).reshape(-1, 3).T
+    never = np.setdiff1d(np.arange(len(start)), owner)
+    return np.append(owner, never), np.append(begin, start[never]), np.append(until, start[never])

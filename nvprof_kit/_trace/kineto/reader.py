@@ -45,7 +45,7 @@ class KinetoReader:
         """
         from nvprof_kit._trace.kineto.read import read_kineto
 
-        return read_kineto(source.path, request.domain, request.optional, source.named)
+        return read_kineto(source, request)
 
     def read_more(self, source: Source, trace: Trace, request: Request) -> Trace:
         """Add optional columns and tables to a trace, which is read again completely.

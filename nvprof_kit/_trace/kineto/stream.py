@@ -12,8 +12,9 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, cast
 
 import msgspec
@@ -25,119 +26,96 @@ _WINDOW = 4 << 20
 _LONGEST_VALUE = 64 << 20
 """Longer than any event; text that cannot be decoded within it is damaged."""
 _SPACE = re.compile(r"[ \t\n\r]*")
+_BETWEEN_EVENTS = re.compile(r"\}\s*,\s*$")
 _DECODER = json.JSONDecoder(strict=False)
-_KEPT = ("schemaVersion", "deviceProperties")
+_OTHER = ("schemaVersion", "deviceProperties")
 _TRIES = 4
 _BATCH = 10_000
 
-_NAMES = {
-    "graph_node": "graph node id",
-    "sequence": "Sequence number",
-    "forward_thread": "Fwd thread id",
-    "in_elements": "In msg nelems",
-    "out_elements": "Out msg nelems",
-    "group_size": "Group size",
-    "collective": "Collective name",
-    "collective_sequence": "Seq",
-    "group_name": "Process Group Name",
-    "group_description": "Process Group Description",
-    "group_ranks": "Process Group Ranks",
-    "source": "Src Rank",
-    "destination": "Dst Rank",
-    "dims": "Input Dims",
-    "types": "Input type",
-    "concrete": "Concrete Inputs",
-    "strides": "Input Strides",
-}
+ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "device": "device",
+        "stream": "stream",
+        "correlation": "correlation",
+        "kernel": "kernel",
+        "bytes": "bytes",
+        "graph_node": "graph node id",
+        "sequence": "Sequence number",
+        "forward_thread": "Fwd thread id",
+        "in_elements": "In msg nelems",
+        "out_elements": "Out msg nelems",
+        "dtype": "dtype",
+        "group_size": "Group size",
+        "collective": "Collective name",
+        "collective_sequence": "Seq",
+        "group_name": "Process Group Name",
+        "group_description": "Process Group Description",
+        "group_ranks": "Process Group Ranks",
+        "source": "Src Rank",
+        "destination": "Dst Rank",
+    }
+)
+"""The arguments that are read of an event, of any type, and their keys in the file."""
+_INPUTS = {"dims": "Input Dims", "types": "Input type", "concrete": "Concrete Inputs", "strides": "Input Strides"}
+_TEXTS, _VALUES = ("ph", "cat"), ("name", "pid", "tid", "ts", "dur", "id")
 
-
-class Args(msgspec.Struct, gc=False, rename=_NAMES):
-    """The arguments read from an event, of any type."""
-
-    device: Any = None
-    stream: Any = None
-    correlation: Any = None
-    kernel: Any = None
-    bytes: Any = None
-    graph_node: Any = None
-    sequence: Any = None
-    forward_thread: Any = None
-    in_elements: Any = None
-    out_elements: Any = None
-    dtype: Any = None
-    group_size: Any = None
-    collective: Any = None
-    collective_sequence: Any = None
-    group_name: Any = None
-    group_description: Any = None
-    group_ranks: Any = None
-    source: Any = None
-    destination: Any = None
-
-
-class ShapeArgs(Args, gc=False, rename=_NAMES):
-    """`Args` with the operator's inputs, for a trace recorded with shapes."""
-
-    dims: Any = None
-    types: Any = None
-    concrete: Any = None
-    strides: Any = None
-
-
-class Row(msgspec.Struct, gc=False):
-    """An event with the fields that are read."""
-
-    ph: str | None = None
-    cat: str | None = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: Any = None
-    dur: Any = None
-    id: Any = None
-    args: Args | None = None
-
-
-class ShapeRow(Row, gc=False):
-    """`Row` with shapes."""
-
-    args: ShapeArgs | None = None
-
-
-UNREADABLE = ShapeArgs()
+Args: Any = msgspec.defstruct(
+    "Args",
+    [*((name, Any, None) for name in ARGUMENTS), *((name, msgspec.Raw, msgspec.Raw(b"null")) for name in _INPUTS)],
+    rename={**ARGUMENTS, **_INPUTS},
+    gc=False,
+)
+"""The arguments of an event, those with the inputs of an operator as JSON text."""
+Row: Any = msgspec.defstruct(
+    "Row",
+    [
+        *((name, str | None, None) for name in _TEXTS),
+        *((name, Any, None) for name in _VALUES),
+        ("args", Args | None, None),
+    ],
+    gc=False,
+)
+"""An event with the fields that are read."""
+UNREADABLE = Args()
 """The arguments of an event if ``args`` is not an object."""
 
 
-def row_of(event: dict[str, Any]) -> Row:
+def inputs_of(args: Any) -> bytes:
+    """JSON text with the inputs of an operator: a list of its shapes, types, values and strides."""
+    return b"[%s]" % b",".join(bytes(getattr(args, name)) for name in _INPUTS)
+
+
+def _row_of(event: dict[str, Any]) -> Any:
     """Convert an event decoded by the standard library, with values of any type."""
     arguments = event.get("args")
     args = None if arguments is None else UNREADABLE
     if isinstance(arguments, dict):
-        args = ShapeArgs(**{name: arguments.get(_NAMES.get(name, name)) for name in ShapeArgs.__struct_fields__})
-    texts = {key: event[key] for key in ("ph", "cat") if isinstance(event.get(key), str)}
-    return Row(**texts, **{key: event.get(key) for key in ("name", "pid", "tid", "ts", "dur", "id")}, args=args)
+        inputs = {name: msgspec.Raw(json.dumps(arguments.get(key)).encode()) for name, key in _INPUTS.items()}
+        args = Args(**{name: arguments.get(key) for name, key in ARGUMENTS.items()}, **inputs)
+    texts = {key: event[key] for key in _TEXTS if isinstance(event.get(key), str)}
+    return Row(**texts, **{key: event.get(key) for key in _VALUES}, args=args)
+
+
+_decode = msgspec.json.Decoder(list[Row]).decode
 
 
 class TraceFile:
-    """A trace file; its events are read once, in file order.
+    """A trace file, plain or gzipped; its events are read once, in file order.
 
     Args:
-        path: The file, plain or gzipped.
+        path: The file.
         named: The path to name in messages.
-        shapes: Whether to read the inputs of operators.
 
     Attributes:
         other: Top-level values besides the events; complete after all events are read.
     """
 
-    def __init__(self, path: Path, named: Path, *, shapes: bool = False) -> None:
-        rows: Any = list[ShapeRow] if shapes else list[Row]
-        self._decode = msgspec.json.Decoder(rows).decode
+    def __init__(self, path: Path, named: Path) -> None:
         self.other: dict[str, Any] = {}
         self._path, self._named = path, named
         self._text, self._at, self._before, self._ended = "", 0, 0, False
 
-    def batches(self) -> Iterator[list[Row]]:
+    def batches(self) -> Iterator[list[Any]]:
         """The events of ``traceEvents`` or of a top-level list, a few thousand at a time.
 
         Raises:
@@ -151,7 +129,7 @@ class TraceFile:
                 limit = room_for(self._path.stat().st_size) if packed else None
                 buffered = io.BufferedReader(Bounded(raw, limit, self._named), _WINDOW)
                 self._file = io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="replace")
-                yield from self._parsed()
+                yield from self._trace()
         except (EOFError, zlib.error, gzip.BadGzipFile):
             raise CaptureError(
                 f"{self._named}: the gzip file is cut off or damaged; record it again or copy it again"
@@ -166,98 +144,80 @@ class TraceFile:
                 f"{self._named}: not readable as JSON ({error}); needed a PyTorch profiler trace"
             ) from None
 
-    def _parsed(self) -> Iterator[list[Row]]:
-        opened = self._next()
-        if opened == "[":
-            yield from self._list()
-            self._check_end()
-            return
-        seen = False
-        if opened != "{":
-            self._fail()
-        while self._another("}"):
+    def _trace(self) -> Iterator[list[Any]]:
+        opening = self._next("[{")
+        if opening == "[":
+            yield from self._events()
+        has_events = False
+        while opening == "{" and self._has_another("}"):
             key = self._value()
-            if self._next() != ":":
-                self._fail()
+            self._next(":")
             if key == "traceEvents" and self._peek() == "[":
-                if seen:
+                if has_events:
                     raise CaptureError(f"{self._named}: traceEvents is in it twice; record it again")
-                self._next()
-                seen = True
-                yield from self._list()
+                has_events = True
+                self._next("[")
+                yield from self._events()
             else:
                 value = self._value()
-                if key in _KEPT:
-                    self.other[key] = value
-        if not seen:
+                self.other |= {key: value} if key in _OTHER else {}
+        if opening == "{" and not has_events:
             raise CaptureError(
                 f"{self._named}: JSON, but no trace (no traceEvents); needed what torch.profiler's export_chrome_trace "
                 "writes"
             )
-        self._check_end()
-
-    def _check_end(self) -> None:
-        """Check that nothing follows: of two traces in one file only the first would be read."""
-        if more := self._peek():
-            noun = "a second trace" if more in "{[" else "other text"
-            raise CaptureError(
-                f"{self._named}: {noun} begins at character {self._before + self._at}, after the end of the trace; "
+        if self._peek():
+            raise CaptureError(  # of two traces in one file only the first would be read
+                f"{self._named}: more follows at character {self._before + self._at}, after the end of the trace; "
                 "needed one trace in a file: cut it there"
             )
 
-    def _list(self) -> Iterator[list[Row]]:
+    def _events(self) -> Iterator[list[Any]]:
         """The events of a list, after its opening bracket."""
-        one_by_one_until = -1
-        slow: list[Row] = []
-        while self._another("]"):
-            if self._before + self._at > one_by_one_until:
-                rows, end = self._window()
+        slow_until = -1
+        slow: list[Any] = []
+        while self._has_another("]"):
+            if self._before + self._at > slow_until:
+                rows = self._window()
                 if rows is not None:
                     yield [*slow, *rows] if slow else rows
                     slow = []
                     continue
-                one_by_one_until = end
+                slow_until = self._before + len(self._text)
             value = self._value()
             if isinstance(value, dict):
-                slow.append(row_of(value))
+                slow.append(_row_of(value))
             if len(slow) >= _BATCH:
                 yield slow
                 slow = []
         yield slow
 
-    def _window(self) -> tuple[list[Row] | None, int]:
-        """The complete events in the window; None and an end position if they must be decoded one by one."""
+    def _window(self) -> list[Any] | None:
+        """The complete events in the window; None if its events must be decoded one by one."""
         if len(self._text) - self._at < _WINDOW:
-            self._more()
+            self._read_more()
         end = len(self._text)
         for _ in range(_TRIES):
-            end = self._last_event(end)
-            if end < 0:
-                break
+            # text that parses as a list has only complete events: a cut within an event would leave brackets open
+            ends = None
+            while ends is None and (end := self._text.rfind("{", self._at, end)) > self._at:
+                ends = _BETWEEN_EVENTS.search(self._text, max(end - 64, self._at), end)
+            if ends is None:
+                return None
             try:
-                # text that parses as a list has only complete events: a cut within an event would leave brackets open
-                rows: list[Row] = self._decode(f"[{self._text[self._at : end]}]")
+                rows: list[Any] = _decode(f"[{self._text[self._at : ends.start() + 1]}]")
             except (msgspec.DecodeError, UnicodeError, RecursionError):
                 continue
-            self._at = end
-            return rows, 0
-        return None, self._before + len(self._text)
+            self._at = ends.start() + 1
+            return rows
+        return None
 
-    def _last_event(self, before: int) -> int:
-        """Position after the last event that is probably followed by another; -1 if none."""
-        while (opens := self._text.rfind("{", self._at, before)) > self._at:
-            tail = self._text[max(opens - 64, self._at) : opens].rstrip()
-            if tail.endswith(",") and (tail := tail[:-1].rstrip()).endswith("}"):
-                return max(opens - 64, self._at) + len(tail)
-            before = opens
-        return -1
-
-    def _another(self, end: str) -> bool:
-        """Whether another value precedes the closing bracket."""
+    def _has_another(self, end: str) -> bool:
+        """Whether another value precedes the closing bracket, which is passed."""
         while (mark := self._peek()) == ",":
             self._at += 1
         if mark in ("", end):
-            self._next()
+            self._next(end)
         return mark != end
 
     def _peek(self) -> str:
@@ -266,13 +226,14 @@ class TraceFile:
             self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
                 return self._text[self._at]
-            if not self._more():
+            if not self._read_more():
                 return ""
 
-    def _next(self) -> str:
+    def _next(self, expected: str) -> str:
+        """Pass one of these characters."""
         mark = self._peek()
-        if not mark:
-            self._fail()
+        if not mark or mark not in expected:
+            raise json.JSONDecodeError("damaged", self._text, self._at)
         self._at += 1
         return mark
 
@@ -282,14 +243,14 @@ class TraceFile:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or not self._more():  # a number may go on
+                if end < len(self._text) or not self._read_more():  # a number may go on
                     self._at = end
                     return value
             except json.JSONDecodeError:
-                if len(self._text) - self._at > _LONGEST_VALUE or not self._more():
+                if len(self._text) - self._at > _LONGEST_VALUE or not self._read_more():
                     raise
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Read more of the file and drop consumed text; False at the end of the file."""
         added = "" if self._ended else self._file.read(max(_WINDOW, len(self._text) - self._at))
         self._ended = not added
@@ -297,6 +258,3 @@ class TraceFile:
             self._text, self._before = self._text[self._at :] + added, self._before + self._at
             self._at = 0
         return bool(added)
-
-    def _fail(self) -> None:
-        raise json.JSONDecodeError("damaged", self._text, self._at)

@@ -249,27 +249,17 @@ def test_a_category_of_another_release_is_warned_of(tmp_path: Path) -> None:
     assert open_capture(trace(tmp_path / "run.json", 7, cat="cuda_sync")).info.warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ("{}", "a second trace begins"),
-        ("\n[1]", "a second trace begins"),
-        (" end", "other text begins"),
-        ("\0", "other"),
-    ],
-)
-def test_what_follows_the_trace_is_refused(tmp_path: Path, more: str, said: str) -> None:
+@pytest.mark.parametrize("more", ["{}", "\n[1]", " end", "\0"])
+def test_what_follows_the_trace_is_refused(tmp_path: Path, more: str) -> None:
     """Of two traces in one file only the first was read."""
     path = trace(tmp_path / "run.json")
-    path.write_text(path.read_text() + "\r\n")
-    assert open_capture(path).info.warnings == ()
-    path.write_text(path.read_text() + more)
-    with pytest.raises(CaptureError, match=f"{said}.* after the end of the trace; needed one trace in a file"):
-        open_capture(path)
-    listed = tmp_path / "list.json"
-    listed.write_text(json.dumps(json.loads(trace(tmp_path / "run.json").read_text())["traceEvents"]) + more)
-    with pytest.raises(CaptureError, match=said):
-        open_capture(listed)
+    whole = path.read_text()
+    for text in (whole, json.dumps(json.loads(whole)["traceEvents"])):
+        path.write_text(text + "\r\n")
+        assert open_capture(path).info.warnings == ()
+        path.write_text(text + more)
+        with pytest.raises(CaptureError, match="more follows at .* after the end of the trace; needed one trace"):
+            open_capture(path)
 
 
 def test_two_lists_of_events_are_refused(tmp_path: Path) -> None:
