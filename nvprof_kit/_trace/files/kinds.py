@@ -19,10 +19,19 @@ _TABLE = re.compile(r"(StringIds|META_DATA_EXPORT|NVTX_EVENTS|CUPTI_ACTIVITY_KIN
 
 
 class Kind(NamedTuple):
-    """A file type and the verb that reads it."""
+    """A file type.
+
+    Attributes:
+        description: What it is.
+        read_by: The verb that reads it.
+        begins: How such files may begin.
+        contains: What tells it from other JSON, in the first bytes.
+    """
 
     description: str
     read_by: str
+    begins: tuple[bytes, ...] = ()
+    contains: tuple[bytes, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -30,22 +39,28 @@ class Kind(NamedTuple):
         return f"{self.description}: {self.read_by}"
 
 
-SQLITE = Kind("an SQLite file, as nsys exports", _READERS)
+_END = "it is the end of the way; name the capture that it was made of"
+
+SQLITE = Kind("an SQLite file, as nsys exports", _READERS, (b"SQLite format 3\x00",))
 NSYS_REPORT = Kind("an nsys report", _READERS)
 TABLES = Kind("a folder of tables, as nsys exports", _READERS)
-TRACE = Kind("a PyTorch trace", _READERS)
+TRACE = Kind(
+    "a PyTorch trace", _READERS, contains=(b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"', b'"ph":')
+)
 JSON = Kind("JSON, but no trace that is known", f"of a PyTorch trace {_READERS}")
-NCU_REPORT = Kind("an ncu report", "`nvprof-kit ncu layers` reads it")
-NCU_PAGE = Kind("a page of ncu", "`nvprof-kit ncu layers` reads it")
-TIMERS = Kind("a log of global_timer", "`nvprof-kit timers` reads it")
+NCU_REPORT = Kind("an ncu report", "`nvprof-kit ncu layers` reads it", (b"NVR\x00",))
+NCU_PAGE = Kind("a page of ncu", "`nvprof-kit ncu layers` reads it", (b'"ID",', b"==PROF=="))
+TIMERS = Kind("a log of global_timer", "`nvprof-kit timers` reads it", (b"[RANK ",))
 PICKLE = Kind("a pickle", "`nvprof-kit memory` reads snapshots of PyTorch's allocator")
-FLIGHT = Kind("a dump of PyTorch's Flight Recorder", "no verb reads it")
-FLOPS = Kind("counted operations", "`nvprof-kit flops CAPTURE --counts FILE` reads them")
-ANSWER = Kind("an answer of nvprof-kit", "it is the end of the way; name the capture that it was made of")
-HTML = Kind("a page of HTML", "a browser shows it")
-PICTURE = Kind("a picture", "no verb reads it")
-PARQUET = Kind("a parquet file", "of a table that nsys exported, name the folder")
-CSV = Kind("a table of ours as csv", "it is the end of the way; name the capture that it was made of")
+FLIGHT = Kind("a dump of PyTorch's Flight Recorder", "no verb reads it", contains=(b'"comm_lib_version"',))
+FLOPS = Kind(
+    "counted operations", "`nvprof-kit flops CAPTURE --counts FILE` reads them", contains=(b'"nvprof_kit flops"',)
+)
+ANSWER = Kind("an answer of nvprof-kit", _END, contains=(b'"schema": "nvprof-kit/',))
+HTML = Kind("a page of HTML", "a browser shows it", (b"<!DOCTYPE html",))
+PICTURE = Kind("a picture", "no verb reads it", (b"\x89PNG", b"%PDF"))
+PARQUET = Kind("a parquet file", "of a table that nsys exported, name the folder", (b"PAR1",))
+CSV = Kind("a table of ours as csv", _END)
 
 CAPTURES = (SQLITE, NSYS_REPORT, TABLES, TRACE, JSON)
 """Kinds that are captures."""
@@ -61,41 +76,21 @@ NEEDED = (
 NCU = (NCU_REPORT, NCU_PAGE)
 """Kinds that are ncu results."""
 
-_BEGINS = (
-    (b"SQLite format 3\x00", SQLITE),
-    (b"NVR\x00", NCU_REPORT),
-    (b'"ID",', NCU_PAGE),
-    (b"==PROF==", NCU_PAGE),
-    (b"[RANK ", TIMERS),
-    (b"\x89PNG", PICTURE),
-    (b"%PDF", PICTURE),
-    (b"PAR1", PARQUET),
-    (b"<!DOCTYPE html", HTML),
-)
-_INSIDE = (
-    (b'"traceEvents"', TRACE),
-    (b'"deviceProperties"', TRACE),
-    (b'"schemaVersion"', TRACE),
-    (b'"ph":', TRACE),
-    (b'"nvprof_kit flops"', FLOPS),
-    (b'"schema": "nvprof-kit/', ANSWER),
-    (b'"comm_lib_version"', FLIGHT),
-)
-
 
 def kind_of(header: bytes) -> Kind | None:
     """Kind of a file with these first bytes; None if unknown."""
     if b"NVIDIA" in header[:64] and b"Report" in header[:64]:
         return NSYS_REPORT
-    for magic, kind in _BEGINS:
-        if header.startswith(magic):
+    for kind in (SQLITE, NCU_REPORT, NCU_PAGE, TIMERS, PICTURE, PARQUET, HTML):
+        if header.startswith(kind.begins):
             return kind
     if header.startswith(b"\x80"):
         return FLIGHT if b"pg_config" in header else PICKLE
     if header.startswith(b"==") and b'"ID",' in header:
         return NCU_PAGE
     if header.lstrip()[:1] in (b"{", b"["):
-        return next((kind for word, kind in _INSIDE if word in header), JSON)
+        known = (kind for kind in (TRACE, FLOPS, ANSWER, FLIGHT) if any(word in header for word in kind.contains))
+        return next(known, JSON)
     first = header.split(b"\n", 1)[0]
     return CSV if b"," in first and b"_ns" in first else None
 

@@ -11,6 +11,8 @@ import os
 import shutil
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -51,14 +53,6 @@ def free_memory() -> int:
     return free
 
 
-_OTHERS = (
-    (stat.S_ISFIFO, "a pipe, which is read once"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
-
-
 def check_file(path: Path) -> None:
     """Reject anything but a regular file: a pipe may block forever and a device may be endless.
 
@@ -69,9 +63,11 @@ def check_file(path: Path) -> None:
         mode = os.stat(path).st_mode
     except OSError:
         return
-    sort = next((name for is_one, name in _OTHERS if is_one(mode)), None)
-    if sort:
-        raise CaptureError(f"{path}: {sort}; needed a file: write it to one first")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        kind = (
+            "a pipe, which is read once" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+        )
+        raise CaptureError(f"{path}: {kind}; needed a file: write it to one first")
 
 
 class Bounded(io.RawIOBase):
@@ -122,6 +118,19 @@ def beginning_of(path: Path, count: int) -> bytes:
     return zlib.decompressobj(31).decompress(header, count) if header.startswith(b"\x1f\x8b") else header
 
 
+@contextmanager
+def _unpacked(path: Path, room: int) -> Iterator[Bounded]:
+    """The bytes of a file, decompressed if it is an xz file, as a stream that ends with an error at `room` bytes."""
+    with path.open("rb") as file:
+        is_xz = file.read(len(_XZ)) == _XZ
+    limit = min(room_for(path.stat().st_size), room) if is_xz else room
+    try:
+        with lzma.open(path) if is_xz else path.open("rb") as stream:
+            yield Bounded(stream, limit, path)
+    except (EOFError, lzma.LZMAError):
+        raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+
+
 def unpack(path: Path, target: Path) -> None:
     """Decompress an xz file into another file.
 
@@ -129,12 +138,8 @@ def unpack(path: Path, target: Path) -> None:
         CaptureError: The file is truncated or damaged, or its decompressed size exceeds half of the free disk or that
             of any capture.
     """
-    limit = min(room_for(path.stat().st_size), shutil.disk_usage(target.parent).free // 2)
-    try:
-        with lzma.open(path) as packed, target.open("wb") as out:
-            shutil.copyfileobj(Bounded(packed, limit, path), out, 1 << 20)
-    except (EOFError, lzma.LZMAError):
-        raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+    with _unpacked(path, shutil.disk_usage(target.parent).free // 2) as stream, target.open("wb") as file:
+        shutil.copyfileobj(stream, file, 1 << 20)
 
 
 def read_packed(path: Path) -> bytes:
@@ -146,13 +151,5 @@ def read_packed(path: Path) -> bytes:
         OSError: It cannot be read.
     """
     check_file(path)
-    with path.open("rb") as file:
-        if not file.read(len(_XZ)).startswith(_XZ):
-            file.seek(0)
-            return Bounded(file, free_memory() // 2, path).readall()
-    limit = min(room_for(path.stat().st_size), free_memory() // 2)
-    try:
-        with lzma.open(path) as packed:
-            return Bounded(packed, limit, path).readall()
-    except (EOFError, lzma.LZMAError):
-        raise CaptureError(f"{path}: the xz file is cut off or damaged; copy it again") from None
+    with _unpacked(path, free_memory() // 2) as stream:
+        return stream.readall()
