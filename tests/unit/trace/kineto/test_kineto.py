@@ -258,7 +258,7 @@ def test_what_follows_the_trace_is_refused(tmp_path: Path, more: str) -> None:
         path.write_text(text + "\r\n")
         assert open_capture(path).info.warnings == ()
         path.write_text(text + more)
-        with pytest.raises(CaptureError, match="more follows at .* after the end of the trace; needed one trace"):
+        with pytest.raises(CaptureError, match=r"more follows at .* after the end of the trace; needed one trace"):
             open_capture(path)
 
 
