@@ -28,7 +28,7 @@ from ._api.sources import open_snapshot as open_snapshot
 from ._api.sources import open_timers as open_timers
 from ._api.tables import Tables as Tables
 from ._capture.recorder.record import record as record
-from ._capture.session import recipes_folder as recipes_folder
+from ._capture.report import recipes_folder as recipes_folder
 from ._findings import Finding as Finding
 from ._instrument.flops.count import count_flops as count_flops
 from ._instrument.loop.annotate import annotate_model as annotate_model

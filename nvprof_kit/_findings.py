@@ -69,7 +69,6 @@ RULES: Mapping[str, str] = MappingProxyType(
         "program": "program",
         "torch": "torch",
         "nvtx": "nvtx",
-        "fork": "fork",
         "peaks": "peaks",
     }
 )

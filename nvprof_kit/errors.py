@@ -18,11 +18,20 @@ PATH = (str, os.PathLike)
 class NvprofKitError(Exception):
     """Base class of the exceptions that the package raises on purpose.
 
+    Args:
+        message: The message.
+        exit_code: In place of that of the class.
+
     Attributes:
         exit_code: Exit status of the command line: 2 for bad input or usage, 3 for a missing tool.
     """
 
     exit_code: int = 2
+
+    def __init__(self, *message: object, exit_code: int | None = None) -> None:
+        super().__init__(*message)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class CaptureError(NvprofKitError):

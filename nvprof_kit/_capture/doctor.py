@@ -15,8 +15,7 @@ _GIGABYTE = 10**9
 
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     """All findings, most severe first."""
-    checks = (_gpu, _nsys, _ncu, _permission, _sampling, _other_clients, _clocks, _setting, _disk)
-    findings = [finding for check in checks for finding in check(machine)]
+    findings = [finding for check in CHECKS for finding in check(machine)]
     if machine.program is not None:
         findings += [
             checked(
@@ -33,7 +32,8 @@ def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     return by_severity(findings)
 
 
-def _gpu(machine: Machine) -> Iterator[Finding]:
+def check_gpu(machine: Machine) -> Iterator[Finding]:
+    """The GPUs, and whether one is partitioned."""
     if not machine.gpus and machine.counters_for_admin is not None:
         yield checked(
             "warning",
@@ -65,7 +65,8 @@ def _gpu(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _permission(machine: Machine) -> Iterator[Finding]:
+def check_counters(machine: Machine) -> Iterator[Finding]:
+    """Whether hardware counters may be read."""
     if machine.counters_for_admin is None:
         return
     if not machine.counters_for_admin or machine.capabilities & _CAP_SYS_ADMIN:
@@ -85,7 +86,8 @@ def _permission(machine: Machine) -> Iterator[Finding]:
     )
 
 
-def _sampling(machine: Machine) -> Iterator[Finding]:
+def check_samples(machine: Machine) -> Iterator[Finding]:
+    """Whether the CPU may be sampled."""
     level = machine.perf_event_paranoid
     if level is None or level <= 2 or machine.capabilities & (_CAP_SYS_ADMIN | _CAP_PERFMON):
         return
@@ -98,7 +100,8 @@ def _sampling(machine: Machine) -> Iterator[Finding]:
     )
 
 
-def _other_clients(machine: Machine) -> Iterator[Finding]:
+def check_other_profilers(machine: Machine) -> Iterator[Finding]:
+    """Other profilers that hold the GPU or are attached to every program."""
     if machine.processes:
         yield checked(
             "warning",
@@ -122,7 +125,8 @@ def _other_clients(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _clocks(machine: Machine) -> Iterator[Finding]:
+def check_clocks(machine: Machine) -> Iterator[Finding]:
+    """Whether the GPU's clock is reduced."""
     slow = [gpu for gpu in machine.gpus if gpu.clock and gpu.max_clock and gpu.clock < 0.5 * gpu.max_clock]
     if slow:
         yield checked(
@@ -136,7 +140,8 @@ def _clocks(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _setting(machine: Machine) -> Iterator[Finding]:
+def check_container(machine: Machine) -> Iterator[Finding]:
+    """What a container may lack."""
     if machine.container and not machine.capabilities & _CAP_SYS_ADMIN:
         unsure = "cpu-samples" if machine.counters_for_admin is not None else "hardware counters and CPU samples"
         yield checked(
@@ -148,7 +153,8 @@ def _setting(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _disk(machine: Machine) -> Iterator[Finding]:
+def check_disk(machine: Machine) -> Iterator[Finding]:
+    """Free disk for the report and for nsys's temporary data."""
     for folder, free in machine.free_bytes.items():
         if free < _GIGABYTE:
             yield checked(
@@ -163,27 +169,31 @@ def _disk(machine: Machine) -> Iterator[Finding]:
 # ---------------------------------------------------------------- nsys and ncu against the driver
 
 
-def _nsys(machine: Machine) -> Iterator[Finding]:
+def check_nsys(machine: Machine) -> Iterator[Finding]:
+    """Whether nsys is there, and as new as the driver."""
     if machine.nsys is None:
+        named = machine.environment.get("NSYS")
         yield checked(
             "error",
             "nsys",
-            f"NSYS={machine.nsys_named} cannot be run" if machine.nsys_named else "no nsys on PATH",
+            f"NSYS={named} cannot be run" if named else "no nsys on PATH",
             "the recipes in recipes/nsys need it",
             "set NSYS to an executable nsys, or unset it and put nsys on PATH"
-            if machine.nsys_named
+            if named
             else "install Nsight Systems and put its bin folder on PATH, or set NSYS; without it: nvprof-kit record",
         )
         return
     yield from _beside_driver("nsys", machine.nsys, machine)
 
 
-def _ncu(machine: Machine) -> Iterator[Finding]:
+def check_ncu(machine: Machine) -> Iterator[Finding]:
+    """Whether ncu is there, as new as the driver, and may lock its file."""
     if machine.ncu is None:
+        named = machine.environment.get("NCU")
         yield checked(
             "note",
             "ncu",
-            f"NCU={machine.ncu_named} cannot be run" if machine.ncu_named else "no ncu on PATH",
+            f"NCU={named} cannot be run" if named else "no ncu on PATH",
             "hardware counters of each kernel need ncu; times per layer do not",
             "install Nsight Compute and put it on PATH",
         )
@@ -216,6 +226,13 @@ def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Findin
         f"install {f'{tool} {release}, which is that' if release else f'the {tool}'} of CUDA {driver}, or a newer one"
         + (f"; {meanwhile}" if meanwhile else ""),
     )
+
+
+CHECKS = (
+    *(check_gpu, check_nsys, check_ncu, check_counters, check_samples),
+    *(check_other_profilers, check_clocks, check_container, check_disk),
+)
+"""What is checked of a machine, whatever the program."""
 
 
 # ---------------------------------------------------------------- the program to profile
@@ -295,13 +312,4 @@ def _source(program: Program) -> Iterator[Finding]:
             "the program uses PyTorch's own profiler",
             "CUDA serves one profiler at a time: with both, one of them gets no kernels",
             "turn it off while nsys or ncu runs",
-        )
-    forks = re.search(r"num_workers\s*=\s*[1-9]|set_start_method\(.fork|os\.fork\(|import multiprocessing", source)
-    if forks and not re.search(r"spawn|forkserver", source):
-        yield checked(
-            "note",
-            "fork",
-            f"the program starts processes ({forks[0].strip()}), by fork on Linux before Python 3.14",
-            "nsys does not record forked processes; for DataLoader workers that only load data this does not matter",
-            "if such a process uses the GPU: multiprocessing.set_start_method('spawn')",
         )

@@ -74,8 +74,6 @@ class Machine:
 
     Attributes:
         nsys: Version of Nsight Systems, for example ``2023.4.4``; None if not installed.
-        nsys_named: The executable in the environment variable NSYS; '' if unset.
-        ncu_named: The executable in the environment variable NCU; '' if unset.
         ncu: Version of Nsight Compute; None if not installed.
         driver_cuda: The newest CUDA version that the driver supports, for example ``12.4``.
         gpus: The GPUs.
@@ -91,8 +89,6 @@ class Machine:
     """
 
     nsys: str | None = None
-    nsys_named: str = ""
-    ncu_named: str = ""
     ncu: str | None = None
     driver_cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -148,8 +144,6 @@ def read_machine(
     lock = Path(temporary) / "nsight-compute-lock"
     return Machine(
         nsys=_version(run([environ.get("NSYS") or "nsys", "--version"])),
-        nsys_named=environ.get("NSYS", ""),
-        ncu_named=environ.get("NCU", ""),
         ncu=_version(run([environ.get("NCU", "ncu"), "--version"])),
         driver_cuda=cuda[1] if cuda else None,
         gpus=_gpus(run(["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"])),
@@ -190,7 +184,7 @@ def _gpus(listing: str | None) -> tuple[Gpu, ...]:
     )
 
 
-_OF_PROFILERS = ("NVTX_INJECTION", "CUDA_INJECTION", "NSYS_", "NVPROF_KIT")
+_OF_PROFILERS = ("NVTX_INJECTION", "CUDA_INJECTION", "NSYS", "NCU", "NVPROF_KIT")
 
 
 def _program(command: Sequence[str], run: Run) -> Program:

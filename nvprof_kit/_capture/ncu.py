@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nvprof_kit._capture.machine import run_command
-from nvprof_kit._capture.session import (
-    NcuSupervisor,
+from nvprof_kit._capture.report import (
     need_name,
     need_tool,
     open_stage,
@@ -21,6 +20,7 @@ from nvprof_kit._capture.session import (
     recipes_folder,
     say,
 )
+from nvprof_kit._capture.supervisor import NcuSupervisor
 from nvprof_kit.errors import ToolError, UsageError
 
 DEFAULT_SETS = ("speed-of-light", "memory", "tensor", "occupancy", "stalls")
@@ -90,12 +90,6 @@ def _selection(layer: str | None, kernels: Sequence[str], ncu: Sequence[str]) ->
     return [*selection, *["--launch-count=1"] * ("--replay-mode=app-range" in ncu)]
 
 
-def _need_option(ncu: str, option: str, message: str) -> None:
-    """Refuse an ncu whose help does not have an option; without an ncu, nothing is refused."""
-    if shutil.which(ncu) is not None and option not in (run_command([ncu, "--help"]) or ""):
-        raise ToolError(message)
-
-
 def _check_ranks(ncu: str, rank: int | None, program: Sequence[str]) -> None:
     """Refuse programs that would hang.
 
@@ -110,7 +104,8 @@ def _check_ranks(ncu: str, rank: int | None, program: Sequence[str]) -> None:
             why = "with --rank N it measures one of them (see nvprof-kit ncu profile --help)"
             say(f"ranks that wait for each other may hang under one ncu; {why}")
         return
-    _need_option(ncu, "exclude-tree", "this ncu cannot leave a process out; 2024.1 can")
+    if shutil.which(ncu) is not None and "exclude-tree" not in (run_command([ncu, "--help"]) or ""):
+        raise ToolError("this ncu cannot leave a process out; 2024.1 can")
     script = shlex.quote(str(recipes_folder() / "ncu" / "rank.sh"))
     start = " ".join(filter(None, [launcher if launcher in _LAUNCHERS else "LAUNCHER", "...", option]))
     example = f"-- {start} {script} python train.py"
@@ -199,12 +194,13 @@ def measure_program(
     if not report.exists():
         shutil.rmtree(stage, ignore_errors=True)
         why = "" if rank is None else f"; is there a rank {rank} on this host, started by rank.sh?"
-        raise _failed(status, f"no report: ncu measured no kernel; see what it said above{why}")
+        message = f"no report: ncu measured no kernel; see what it said above{why}"
+        raise ToolError(message, exit_code=status or 1)
     with report.with_suffix(".csv").open("wb") as page:
         imported = [tool, f"--import={report}", *_IMPORT]
         result = subprocess.run(imported, stdout=page, env={**os.environ, "LC_ALL": "C"}, check=False)
     if result.returncode:
-        raise _failed(status, f"ncu cannot read what it wrote; what there is stays in {stage}")
+        raise ToolError(f"ncu cannot read what it wrote; what there is stays in {stage}", exit_code=status or 1)
     status, _ = publish(stage, Path(output).parent, status, force=force)
     say(f"next: nvprof-kit ncu layers {shlex.quote(f'{output}.csv')}")
     return status
@@ -255,9 +251,3 @@ def _without_refused(
         for name in names:
             say(f"{kind} {name}: left out")
     return [name for name in sections if name not in left_out[0]], [name for name in metrics if name not in left_out[1]]
-
-
-def _failed(status: int, message: str) -> ToolError:
-    error = ToolError(message)
-    error.exit_code = status or 1
-    return error

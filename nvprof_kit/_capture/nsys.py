@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nvprof_kit._capture.session import recipes_folder, say
+from nvprof_kit._capture.machine import run_command
+from nvprof_kit._capture.report import recipes_folder, say
+from nvprof_kit._instrument.loop.schedule import Schedule
 from nvprof_kit.errors import UsageError
 
 Settings = dict[str, str]
@@ -20,8 +22,11 @@ _SHORT |= {"w": "show-output", "x": "stop-on-exit", "y": "delay", "Y": "start-la
 _OPTION = re.compile(r"--([^\s=]+)(?:[=\s](.*))?|-(\w)\s*(.+)?", re.DOTALL)
 _ALIASES = (("gpu-metrics-devices", "gpu-metrics-device"), ("python-functions-trace", "python-nvtx-annotations"))
 _OF_THE_VERB = {"output": "-o", "export": "--export", "force-overwrite": "--force"}
-_FIELD = r"(skip_first|wait|warmup|active|repeat)=\d+"
-_SCHEDULE = re.compile(rf"early|stable|periodic|\d+:\d+|{_FIELD}(,{_FIELD})*")
+
+
+def nsys_tool() -> str:
+    """The executable: NSYS in the environment, or nsys."""
+    return os.environ.get("NSYS") or "nsys"
 
 
 def parse_options(words: Sequence[str]) -> Settings:
@@ -85,14 +90,8 @@ def read_preset(name: str) -> Settings:
 
 def _read_options(nsys: str, verb: str) -> frozenset[str]:
     """The options that nsys has for a verb, by its help; none if it does not run."""
-    try:
-        result = subprocess.run(
-            [nsys, verb, "--help"], capture_output=True, text=True, errors="replace", check=False, timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return frozenset()
     # an option marked (Deprecated) is in the help and refused all the same
-    lines = [line for line in (result.stdout + result.stderr).splitlines() if "(Deprecated)" not in line]
+    lines = [line for line in (run_command([nsys, verb, "--help"]) or "").splitlines() if "(Deprecated)" not in line]
     return frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", "\n".join(lines), re.MULTILINE))
 
 
@@ -171,13 +170,7 @@ def choose_window(step: int | None, schedule: str | None) -> Window:
     if schedule is None:
         return Window()
     plan = "".join(schedule.split())
-    if not _SCHEDULE.fullmatch(plan):
-        raise UsageError(
-            f"--schedule '{plan}' is none of early, stable, periodic, no 50:60 and no list such as "
-            "skip_first=50,active=10,repeat=2"
-        )
-    repeats = re.findall(r"repeat=(\d+)", plan)
-    windows = int(repeats[-1]) if repeats else {"stable": 2, "periodic": 5}.get(plan, 1)
+    windows = Schedule.parse(plan).repeat
     end = "repeat" if windows == 0 else "stop" if windows == 1 else f"repeat:{windows}"
     absent = (
         f"no window of the schedule {plan} began; is nvprof_kit.record(schedule=None) around the program's loop, "

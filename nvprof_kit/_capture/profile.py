@@ -1,38 +1,29 @@
-"""What the verbs ``profile`` and ``session launch|start|stop|status`` do: choose the nsys command, run it, end it."""
+"""The verb ``profile``: choose the nsys command, run it, and bring its report to its place."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal
 
-from nvprof_kit._capture.nsys import choose_window, fit_settings, option_words, parse_options, read_preset
-from nvprof_kit._capture.session import (
+from nvprof_kit._capture.nsys import choose_window, fit_settings, nsys_tool, option_words, parse_options, read_preset
+from nvprof_kit._capture.report import (
     NSYS_SUFFIXES,
     IsEmpty,
-    NsysSupervisor,
     expand_name,
     finish_report,
     need_name,
-    need_program,
-    need_session_name,
-    need_space,
     need_tool,
     open_stage,
     output_setting,
     print_command,
-    relay,
     say,
-    session_state,
-    state_file,
 )
-from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit._capture.supervisor import NsysSupervisor
+from nvprof_kit.errors import UsageError
 
 _PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
 
@@ -53,10 +44,6 @@ def program_name(command: Sequence[str]) -> str:
 def report_name(command: Sequence[str], now: time.struct_time | None = None) -> str:
     """The default name of a report: program and time, ``train-20261122-221300``."""
     return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}"
-
-
-def _nsys() -> str:
-    return os.environ.get("NSYS") or "nsys"
 
 
 def profile_program(
@@ -97,7 +84,7 @@ def profile_program(
     if not program:
         raise UsageError("no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py")
     window = choose_window(step, schedule)
-    tool = _nsys()
+    tool = nsys_tool()
     settings = fit_settings({**read_preset(preset), **window.settings}, nsys, tool, "profile")
     if window.option and parse_options(nsys).keys() & {"delay", "duration", "capture-range"}:
         raise UsageError(
@@ -108,16 +95,8 @@ def profile_program(
     if dry_run:
         need_name(output)
         overwrite = ["--force-overwrite=true"] if force else []
-        command = [
-            tool,
-            "profile",
-            *option_words(settings),
-            f"--export={export}",
-            *overwrite,
-            f"--output={output}",
-            *program,
-        ]
-        print_command(command, environ=added, output=output)
+        command = [tool, "profile", *option_words(settings), f"--export={export}", *overwrite, f"--output={output}"]
+        print_command([*command, *program], environ=added, output=output)
         return 0
     output = expand_name(output)
     need_name(output)
@@ -158,148 +137,3 @@ def profile_program(
         absent = "the program never called cudaProfilerStart"
     folder = Path(output).parent
     return finish_report(tool, stage, folder, status, force=force, is_empty=is_empty, absent=absent, export=export)
-
-
-def launch_session(
-    program: Sequence[str],
-    *,
-    session: str = "nvprof_kit",
-    preset: str = "train",
-    nsys: Sequence[str] = (),
-    dry_run: bool = False,
-    environ: Mapping[str, str],
-) -> int:
-    """Run a program in a new nsys session.
-
-    Args:
-        program: The command line.
-        session: Name of the session, a letter first.
-        preset: As in `profile_program`.
-        nsys: As in `profile_program`.
-        dry_run: As in `profile_program`.
-        environ: As in `profile_program`.
-
-    Returns:
-        The program's exit status.
-    """
-    if not program:
-        raise UsageError("no program to run; needed: nvprof-kit session launch [OPTION]... -- python serve.py")
-    need_session_name(session)
-    tool = _nsys()
-    settings = fit_settings(read_preset(preset), nsys, tool, "launch", "start")
-    nsys_command = [tool, "launch", f"--session-new={session}", *option_words(settings)]
-    if dry_run:
-        print_command([*nsys_command, *program], environ=environ)
-        return 0
-    need_tool("nsys", tool, "Nsight Systems")
-    need_program(program)
-    if session_state(tool, session):
-        raise UsageError(
-            f"a session {session} runs already; take another name with -s NAME, or end it: "
-            f"nsys shutdown --session={session}"
-        )
-    need_space(Path(os.environ.get("TMPDIR") or "/tmp"), 1)  # nsys spools there
-    with tempfile.TemporaryDirectory(prefix="nvprof_kit.", ignore_cleanup_errors=True) as folder:
-        # a session misses the mark with which the program says at its begin which rank it is
-        environ = {**environ, "NVPROF_KIT_RANK_MARK": "step"}
-        # sessions are looked for in the spool folder; nsys shutdown ends the program
-        supervisor = NsysSupervisor(Path(folder), Path(folder), environ, stay=True, keep_spool=True)
-        status = supervisor.run(nsys_command, program)
-        if status > 128 or supervisor.left_early:
-            supervisor.end_orphans()
-    return status
-
-
-def start_session(
-    *,
-    session: str = "nvprof_kit",
-    output: str | None = None,
-    preset: str = "train",
-    nsys: Sequence[str] = (),
-    dry_run: bool = False,
-) -> int:
-    """Begin a capture in a session.
-
-    Args:
-        session: As in `launch_session`.
-        output: Name of the report without suffix; %h is the host, %p this process, %q{VARIABLE} a variable. [default:
-            SESSION.1, or the next number that is free]
-        preset: As in `profile_program`.
-        nsys: As in `profile_program`.
-        dry_run: As in `profile_program`.
-    """
-    need_session_name(session)
-    number = 1
-    while any(os.path.lexists(f"{session}.{number}.{suffix}") for suffix in ("nsys-rep", "sqlite")):
-        number += 1
-    output = (output or f"{session}.{number}").removesuffix(".nsys-rep")
-    need_name(output)
-    tool = _nsys()
-    settings = fit_settings(read_preset(preset), nsys, tool, "start", "launch")
-    nsys_command = [tool, "start", f"--session={session}", *option_words(settings), "--export=sqlite"]
-    if dry_run:
-        print_command([*nsys_command, f"--output={output}"], output=output)
-        return 0
-    output = expand_name(output)
-    need_name(output)
-    need_tool("nsys", tool, "Nsight Systems")
-    state_line = session_state(tool, session)
-    if not state_line:
-        raise UsageError(
-            f"no session {session}; start the program with nvprof-kit session launch, and see nvprof-kit session status"
-        )
-    if "Collection" in state_line:
-        raise UsageError(f"session {session} captures already; end that with nvprof-kit session stop -s {session}")
-    need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there
-    state = state_file(session)
-    stage = open_stage(output, NSYS_SUFFIXES, force=False)
-    state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n")
-    status = subprocess.run([*nsys_command, output_setting(stage, output)], check=False).returncode
-    if status:
-        shutil.rmtree(stage, ignore_errors=True)
-        state.unlink(missing_ok=True)
-        error = ToolError("nsys did not start the capture")
-        error.exit_code = status if status > 0 else 128 - status
-        raise error
-    say(f"session {session} captures into {output}; end it with nvprof-kit session stop")
-    return 0
-
-
-def stop_session(
-    *,
-    session: str = "nvprof_kit",
-    is_empty: IsEmpty,
-) -> int:
-    """End the capture of a session and write its report.
-
-    Args:
-        session: As in `launch_session`.
-        is_empty: As in `profile_program`.
-    """
-    need_session_name(session)
-    nsys = _nsys()
-    stop = [nsys, "stop", f"--session={session}"]
-    need_tool("nsys", nsys, "Nsight Systems")
-    state = state_file(session)
-    state_line = session_state(nsys, session)
-    if not state.is_file():
-        raise UsageError(f"no capture to end in session {session}; begin one with nvprof-kit session start")
-    stage, folder = state.read_text().splitlines()
-    status = 0
-    if "Collection" in state_line:
-        result = subprocess.run(
-            stop, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-        )
-        status = result.returncode if result.returncode >= 0 else 128 - result.returncode
-        for line in result.stdout.splitlines():
-            relay(line, f"{stage}/")
-    else:  # nsys wrote the report then
-        say(f"session {session} captures no more: its program ended")
-    state.unlink(missing_ok=True)
-    return finish_report(nsys, Path(stage), Path(folder), status, force=False, is_empty=is_empty)
-
-
-def print_status() -> None:
-    """List the nsys sessions of this machine and their states."""
-    need_tool("nsys", _nsys(), "Nsight Systems")
-    subprocess.run([_nsys(), "sessions", "list"], check=False)

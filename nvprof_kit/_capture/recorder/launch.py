@@ -14,7 +14,7 @@ from types import FrameType
 
 from nvprof_kit._capture.recorder.record import check_path
 from nvprof_kit._capture.recorder.recording import say
-from nvprof_kit._capture.session import need_program
+from nvprof_kit._capture.report import need_program
 from nvprof_kit._instrument.loop.schedule import Schedule
 from nvprof_kit.errors import UsageError
 

@@ -15,17 +15,10 @@ from nvprof_kit._api.checks import doctor as check
 from nvprof_kit._api.checks import is_capture, scrubbed_name
 from nvprof_kit._api.checks import scrub as write_scrubbed
 from nvprof_kit._capture.ncu import measure_program
-from nvprof_kit._capture.profile import (
-    launch_session,
-    print_status,
-    profile_program,
-    program_name,
-    report_name,
-    start_session,
-    stop_session,
-)
+from nvprof_kit._capture.profile import profile_program, program_name, report_name
 from nvprof_kit._capture.ranks import choose_rank
-from nvprof_kit._capture.session import expand_name, need_program, print_command, recipes_folder, say
+from nvprof_kit._capture.report import expand_name, need_program, print_command, recipes_folder, say
+from nvprof_kit._capture.session import launch_session, print_status, start_session, stop_session
 from nvprof_kit._cli.verb import CAPTURE, COUNTERS, WITHOUT_PLOT, Output, progress
 from nvprof_kit._cli.verbs.job import ranks
 from nvprof_kit._cli.verbs.sources import ncu

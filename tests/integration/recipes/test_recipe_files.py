@@ -165,7 +165,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def inside(nsys: str, folder: Path, pause: str) -> tuple[list[str], dict[str, str]]:
     """The command that profiles the program in a container, and its environment."""
     (folder / "program.py").write_text(PROGRAM_CONTAINER)
-    more = [*LIMITS, f"--env=NSYS={nsys}", f"--env=PYTHONPATH={RECIPES.parents[1]}", "--rootfs"]
+    (folder / "code").symlink_to(RECIPES.parents[1])  # MORE is words, and the path of a checkout may have blanks
+    more = [*LIMITS, f"--env=NSYS={nsys}", f"--env=PYTHONPATH={folder}/code", "--rootfs"]
     profile = [sys.executable, "-m", "nvprof_kit", "profile", "-o", "run", "-x", "--trace=nvtx", "--"]
     command = [str(RECIPES / "container.sh"), *profile, sys.executable, "program.py", pause]
     return command, {**CONTAINER, "MORE": " ".join(more)}

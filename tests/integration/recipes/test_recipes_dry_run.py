@@ -154,8 +154,8 @@ def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str
     ("option", "value", "message"),
     [
         ("--step", "-1", "Invalid value for '--step'"),
-        ("--schedule", "stabl", "--schedule 'stabl' is none of early, stable, periodic"),
-        ("--schedule", "active=3,repeat=x", "--schedule 'active=3,repeat=x' is none of early, stable, periodic"),
+        ("--schedule", "stabl", "schedule 'stabl' is none of early, stable, periodic"),
+        ("--schedule", "active=3,repeat=x", "schedule 'active=3,repeat=x' is none of early, stable, periodic"),
     ],
 )
 def test_what_to_capture_is_checked(option: str, value: str, message: str, tmp_path: Path) -> None:

@@ -80,7 +80,6 @@ def test_a_finding_has_a_reason_and_a_remedy(change: dict[str, object], check: s
         (GOOD_PYTHON | {"nvprof-kit": None}, "", "program", "warning"),
         (None, "", "program", "error"),
         (GOOD_PYTHON, "from torch.profiler import profile", "other profilers", "warning"),
-        (GOOD_PYTHON, "DataLoader(data, num_workers=4)", "fork", "note"),
     ],
 )
 def test_the_program(python: dict[str, str | None] | None, source: str, check: str, level: str) -> None:
@@ -112,7 +111,7 @@ def test_a_tool_older_than_the_driver() -> None:
 
 
 def test_an_nsys_that_is_named_wrongly_is_named() -> None:
-    machine = replace(WELL, nsys=None, nsys_named="/opt/nowhere/nsys")
+    machine = replace(WELL, nsys=None, environment={"NSYS": "/opt/nowhere/nsys"})
     assert seen(machine, "nsys").startswith("NSYS=/opt/nowhere/nsys cannot be run")
 
 
