@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from support.cli import NVPROF_KIT, environment, execute, execute_here
@@ -84,14 +85,25 @@ def start(command: list[str], cwd: Path, **more: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(path: Path, seconds: float = 60) -> str:
-    """Wait until a file has text; returns the text."""
+def until(condition: Callable[[], object], seconds: float = 60) -> bool:
+    """Whether a condition becomes true in time."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if path.exists() and path.read_text():
-            return path.read_text()
+    while not condition() and time.monotonic() < end:
         time.sleep(0.05)
-    raise TimeoutError(f"{path} stays empty")
+    return bool(condition())
+
+
+def wait_for(path: Path) -> str:
+    """Wait until a file has text; returns the text."""
+    assert until(lambda: path.exists() and path.read_text()), f"{path} stays empty"
+    return path.read_text()
+
+
+def wait_for_next(path: Path) -> None:
+    """Wait until a program that writes a file again and again has gone through a whole round."""
+    for _ in range(2):
+        path.unlink()
+        wait_for(path)
 
 
 def alive(pid: int) -> bool:
@@ -105,26 +117,19 @@ def alive(pid: int) -> bool:
 
 def end_all(name: str, value: str) -> None:
     """End every process with this in its environment."""
-    wanted = f"{name}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            ours = wanted in (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if ours and int(folder.name) != os.getpid():
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if f"{name}={value}".encode() in variables and int(folder.name) != os.getpid():
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
 def gone(pid: int, seconds: float = 20) -> bool:
     """Whether a process ends in time; otherwise it is killed."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not alive(pid):
-            return True
-        time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    return False
+    ended = until(lambda: not alive(pid), seconds)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    return ended
 
 
 def ranges(path: Path) -> list[str]:

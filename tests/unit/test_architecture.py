@@ -26,8 +26,7 @@ MAY_IMPORT = {
     "_findings": set(),
     "_toml": set(),
     "_instrument": FOUNDATION,
-    "_capture": FOUNDATION,
-    "_capture.recorder": FOUNDATION | {"_instrument", "_capture"},
+    "_capture": FOUNDATION | {"_instrument"},
     "_trace": FOUNDATION,
     "_result": FOUNDATION | {"_trace"},
     "_analysis": FOUNDATION | {"_trace", "_result"},
@@ -40,8 +39,7 @@ MAY_IMPORT = {
     "__main__": {"_cli"},
 }
 """Data moves one way: a room imports rooms to its left. ``_profiler`` alone is of both halves: it records, and reads
-the file that it recorded. ``_capture.recorder`` enables annotations. ``integrations`` may import
-whatever instruments and captures; nothing imports it."""
+the file that it recorded. ``integrations`` may import whatever instruments and captures; nothing imports it."""
 
 EXCEPTIONS = {
     # the memory profiler leaves its own pages when it ends, as the documents it follows describe

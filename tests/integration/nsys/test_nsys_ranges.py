@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.cli import environment
 from support.nsys import run_nsys
+from support.recipes import wait_for, wait_for_next
 
 from nvprof_kit.names import DOMAIN
 
@@ -178,26 +180,22 @@ def test_ranges_are_there_when_a_capture_starts_later(nsys: str, tmp_path: Path)
         PROGRAM
         + textwrap.dedent(
             """
-            import pathlib, sys, time
-            (pathlib.Path(sys.argv[1]) / "ready").touch()
-            while not (pathlib.Path(sys.argv[1]) / "stop").exists():
+            import pathlib
+            while not pathlib.Path("stop").exists():
                 with step(9):
                     net(torch.arange(4).reshape(1, 4)).backward()
-                time.sleep(0.05)
+                pathlib.Path("ready").write_text("yes")
             """
         )
     )
     session = f"nvprof-kit-{os.getpid()}"
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [nsys, "launch", f"--session-new={session}", "-t", "nvtx,osrt"]
-    with subprocess.Popen(
-        [*command, sys.executable, str(tmp_path / "program.py"), str(tmp_path)], env=environ
-    ) as program:
+    command = [nsys, "launch", f"--session-new={session}", "-t", "nvtx,osrt", sys.executable, "program.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment()) as program:
         try:
-            wait_for(tmp_path / "ready", program)
+            wait_for(tmp_path / "ready")
             report = tmp_path / "report"
             run_nsys(nsys, "start", f"--session={session}", "-s", "none", "--cpuctxsw=none", "-o", report, attempts=1)
-            subprocess.run(["sleep", "0.5"], check=True)
+            wait_for_next(tmp_path / "ready")
             run_nsys(nsys, "stop", f"--session={session}", attempts=1)
         finally:
             (tmp_path / "stop").touch()
@@ -206,12 +204,3 @@ def test_ranges_are_there_when_a_capture_starts_later(nsys: str, tmp_path: Path)
     texts = {event.text for event in read(Path(f"{report}.sqlite"))}
     assert {"step 9", "layers.1", "layers.1 backward", "layers.1 recompute"} <= texts
     assert "step 7" not in texts
-
-
-def wait_for(path: Path, program: subprocess.Popen[bytes]) -> None:
-    for _ in range(1200):
-        if path.exists():
-            return
-        assert program.poll() is None, "the program ended before it was ready"
-        subprocess.run(["sleep", "0.1"], check=True)
-    raise AssertionError(f"{path} never appeared")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import execute
-from support.recipes import RECIPES, python, ranges, run, start, wait_for
+from support.recipes import RECIPES, python, ranges, run, start, wait_for, wait_for_next
 
 SCRIPTS = sorted(RECIPES.parent.glob("*/*.sh"))
 PROGRAM = """
@@ -67,15 +67,15 @@ def test_a_recipe_under_nsys(
 
 @pytest.mark.nsys
 def test_a_session(nsys: str, tmp_path: Path) -> None:
-    loop = "import nvprof_kit, time, pathlib\nfor number in range(300):\n"
-    loop += "    with nvprof_kit.step(number): time.sleep(0.1)\n    pathlib.Path('began').write_text('yes')\n"
+    loop = "import nvprof_kit, time, pathlib\nfor number in range(100_000):\n"
+    loop += "    with nvprof_kit.step(number): time.sleep(0.01)\n    pathlib.Path('began').write_text('yes')\n"
     variables = {"NSYS": nsys, "SESSION": f"recipe-{os.getpid()}", "PRESET": without_cuda(tmp_path)}
     running = start([str(RECIPES / "launch.sh"), *python(loop, tmp_path)], tmp_path, **variables)
     try:
         wait_for(tmp_path / "began")
         for report in ("first", "second"):
             assert run("start.sh", cwd=tmp_path, OUTPUT=report, **variables).returncode == 0
-            subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
+            wait_for_next(tmp_path / "began")
             done = run("stop.sh", cwd=tmp_path, **variables)
             assert done.returncode == 0, done.stdout + done.stderr
             assert any(text.startswith("step ") for text in ranges(tmp_path / f"{report}.sqlite"))

@@ -165,19 +165,8 @@ for tokens in torch.utils.data.DataLoader(counting(8, 17), batch_size=4):
 @pytest.mark.slow
 def test_a_program_is_annotated_without_a_line(nsys: str, tmp_path: Path) -> None:
     name = str(tmp_path / "run")
-    done = run(
-        "--annotate",
-        "-o",
-        name,
-        "-x",
-        "--trace=nvtx",
-        "--",
-        sys.executable,
-        "-c",
-        UNANNOTATED,
-        cwd=recipes.ROOT,
-        NSYS=nsys,
-    )
+    words = ["--annotate", "-o", name, "-x", "--trace=nvtx", "--", sys.executable, "-c", UNANNOTATED]
+    done = run(*words, cwd=recipes.ROOT, NSYS=nsys)
     assert done.returncode == 0, done.stderr
     assert "annotated TinyTransformer: 14 modules, 2 blocks among them" in done.stderr
     assert {"step 0", "step 1", "layers.1", "layers.1 backward"} <= set(ranges(tmp_path / "run.sqlite"))

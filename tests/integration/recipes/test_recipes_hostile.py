@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.recipes import VERBS, environment, gone, refuse, run, start, wait_for
+from support.recipes import VERBS, environment, gone, refuse, run, start, until, wait_for
 
 STAND_IN = r"""#!/bin/bash
 case $1 in
@@ -161,12 +161,14 @@ def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str
 
 
 def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
-    command = [*VERBS["profile"], "-o", "same", "--", "sh", "-c", "sleep 1; exit 7"]
+    command = [*VERBS["profile"], "-o", "same", "--", "sh", "-c", "until [ -e ended ]; do sleep 0.05; done; exit 7"]
     running = [start(command, place, NSYS=str(tool / "nsys")) for _ in range(3)]
+    assert until(lambda: sum(each.poll() is not None for each in running) == 2)
+    (place / "ended").touch()
     said = [each.communicate(timeout=60)[0] for each in running]
     assert sorted(each.returncode for each in running) == [2, 2, 7]
     assert sum(".same.partial exists: a run writes there now" in text for text in said) == 2
-    assert files(place) == ["same.nsys-rep", "same.sqlite"]
+    assert files(place) == ["ended", "same.nsys-rep", "same.sqlite"]
 
 
 def test_a_report_that_came_meanwhile_is_kept(tool: Path, place: Path) -> None:
@@ -229,12 +231,13 @@ def test_ncu_that_is_killed(tool: Path, place: Path) -> None:
 
 
 def _parent(pid: int) -> int:
-    for _ in range(50):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("PPid:") and int(line.split()[1]) > 1:
-                return int(line.split()[1])
-        time.sleep(0.1)
-    raise AssertionError("no parent")
+    """The process's parent, once it is no longer what starts it."""
+
+    def parent() -> int:
+        return int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
+
+    assert until(lambda: parent() > 1)
+    return parent()
 
 
 def test_a_report_that_ncu_cannot_read_is_none(tool: Path, place: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from support.cli import execute
-from support.recipes import VERBS, gone, python, ranges, refuse, run, start, wait_for
+from support.recipes import VERBS, gone, python, ranges, refuse, run, start, wait_for, wait_for_next
 
 PROGRAM = """
 import os, pathlib, signal, sys, time
@@ -20,12 +19,10 @@ def save(*_):
     sys.exit(5)
 if "saving" in sys.argv:
     signal.signal(signal.SIGTERM, save)
-end = time.monotonic() + float(sys.argv[1])
-pathlib.Path("pid").write_text(str(os.getpid()))
-while time.monotonic() < end:
+for _ in range(100_000):
     with nvprof_kit.step(), nvprof_kit.layer_range("layers.0"):
         time.sleep(0.02)
-sys.exit(7)
+    pathlib.Path("pid").write_text(str(os.getpid()))
 """
 
 
@@ -38,7 +35,7 @@ def session() -> str:
 def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
-    launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, "100", "saving")]
+    launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, "saving")]
     running = start(launched, **here)
     try:
         pid = int(wait_for(tmp_path / "pid"))
@@ -70,11 +67,11 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
 def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> None:
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
-    launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, "100")]
+    launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path)]
     running = start(launched, **here)
     pid = int(wait_for(tmp_path / "pid"))
     assert run("start", "-s", name, "-o", "cut", **here).returncode == 0
-    time.sleep(2)  # some steps
+    wait_for_next(tmp_path / "pid")
     running.send_signal(signal.SIGTERM)
     said, _ = running.communicate(timeout=60)
     assert gone(pid), said
