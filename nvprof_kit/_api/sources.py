@@ -164,8 +164,8 @@ class MemorySnapshot:
         result = replace(memory(snapshot, device), sources=(self.path,), view=by)
         chosen = StepOptions.of(steps)
         if chosen.selects:
-            selected = chosen_steps(chosen, result.steps["step"].to_numpy(), str(self.path))
-            result = replace(result, steps=result.steps[selected].reset_index(drop=True))
+            selected = chosen_steps(chosen, result.step["step"].to_numpy(), str(self.path))
+            result = replace(result, step=result.step[selected].reset_index(drop=True))
         return result.selected(**rows)
 
 

@@ -156,12 +156,6 @@ class Breakdown(Views):
         "critical-path": ("path_ns", ("gpu_ns", "host_ns", "wait_ns")),
     }
 
-    @property
-    def tables(self) -> Mapping[str, pd.DataFrame]:
-        """``steps``, ``idle``, ``communication``, ``copies``, ``launches``, ``queue`` and ``critical-path``."""
-        views = [schema.removeprefix("breakdown-") for schema in self.columns]
-        return {name: getattr(self, name.replace("-", "_")) for name in views}
-
 
 def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Breakdown:
     """Compute the time breakdown of each step.

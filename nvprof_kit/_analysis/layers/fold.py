@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-from abc import abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -600,9 +599,10 @@ class Views(Result):
     ranked: ClassVar[Mapping[str, tuple[str, Sequence[str]]]] = {}
 
     @property
-    @abstractmethod
-    def tables(self) -> Mapping[str, pd.DataFrame]:
-        """All tables by name."""
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """All tables by view; each is the attribute of that name."""
+        views = [schema.partition("-")[2] for schema in self.columns]
+        return {view: getattr(self, view.replace("-", "_")) for view in views}
 
     @property
     def schema(self) -> str:

@@ -8,7 +8,7 @@ memory from before the history has a row of its own, so the rows add up to the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,7 +42,7 @@ HOLDERS: Columns = MappingProxyType(
         "share": Column("`bytes` divided by the peak", "share", kind="float"),
     }
 )
-"""Columns of `Memory.by_layer`; `by_stack` and `by_size` have ``stack`` or ``size`` in place of the first two."""
+"""Columns of `Memory.layer`; `Memory.stack` and `Memory.size` have ``stack`` or ``size`` in place of the first two."""
 
 LEAKS: Columns = MappingProxyType(
     {
@@ -55,7 +55,7 @@ LEAKS: Columns = MappingProxyType(
         "bytes_per_step": Column("mean over these steps", "bytes", kind="float"),
     }
 )
-"""Columns of `Memory.leaks`."""
+"""Columns of `Memory.leak`."""
 
 COLUMNS: Mapping[str, Columns] = {
     "layer": HOLDERS,
@@ -103,15 +103,15 @@ class Memory(Views):
     Attributes:
         path: The snapshot's file.
         summary: Key figures of the device.
-        by_layer: Memory held at the peak by layer and phase; columns `HOLDERS`.
-        by_stack: The same by the call stack of the allocation.
-        by_size: The same by size class.
-        traffic: Allocations of each layer over the whole history; columns
+        layer: Memory held at the peak by layer and phase; columns `HOLDERS`.
+        stack: The same by the call stack of the allocation.
+        size: The same by size class.
+        allocation: Allocations of each layer over the whole history; columns
             `nvprof_kit._analysis.memory.steps.TRAFFIC`.
-        steps: Growth from step to step; columns `nvprof_kit._analysis.memory.steps.STEPS`; empty if no allocation is
+        step: Growth from step to step; columns `nvprof_kit._analysis.memory.steps.STEPS`; empty if no allocation is
             labelled with a step.
-        leaks: Allocations that step after step did not free; columns `LEAKS`.
-        segments: Fragmentation; columns `nvprof_kit._analysis.memory.steps.SEGMENTS`.
+        segment: Fragmentation; columns `nvprof_kit._analysis.memory.steps.SEGMENTS`.
+        leak: Allocations that step after step did not free; columns `LEAKS`.
         level_bytes: Allocated bytes after each event, shape ``(events,)``.
         reserved_bytes: Reserved bytes after each event, shape ``(events,)``.
         time_ns: Time of each event since the first, shape ``(events,)``.
@@ -122,13 +122,13 @@ class Memory(Views):
 
     path: str
     summary: MemorySummary
-    by_layer: pd.DataFrame
-    by_stack: pd.DataFrame
-    by_size: pd.DataFrame
-    traffic: pd.DataFrame
-    steps: pd.DataFrame
-    leaks: pd.DataFrame
-    segments: pd.DataFrame
+    layer: pd.DataFrame
+    stack: pd.DataFrame
+    size: pd.DataFrame
+    allocation: pd.DataFrame
+    step: pd.DataFrame
+    segment: pd.DataFrame
+    leak: pd.DataFrame
     level_bytes: Int64Array
     reserved_bytes: Int64Array
     time_ns: Int64Array
@@ -141,21 +141,6 @@ class Memory(Views):
         "layer": ("bytes", ("bytes", "largest_bytes")),
         "allocation": ("allocated_bytes", ("allocated_bytes", "peak_bytes")),
     }
-
-    @property
-    def tables(self) -> Mapping[str, pd.DataFrame]:
-        """What is held at the peak by ``layer``, ``stack`` and ``size``; what was allocated in the whole history
-        (``allocation``); growth by ``step``; ``segment``; ``leak``.
-        """
-        return {
-            "layer": self.by_layer,
-            "stack": self.by_stack,
-            "size": self.by_size,
-            "allocation": self.traffic,
-            "step": self.steps,
-            "segment": self.segments,
-            "leak": self.leaks,
-        }
 
 
 def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
@@ -175,56 +160,48 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
     blocks, on_device = snapshot.blocks, (snapshot.segments["device"] == device).to_numpy()
     is_held = on_device[blocks["segment"].to_numpy()] & (blocks["state"] == "active_allocated")
     level = _level(events, {"alloc": 1, freed: -1}, int(blocks["requested_bytes"][is_held].sum()))
-    allocations = _lifetimes(events, freed)
     labels = read_labels(events["label"].cat.categories)
-    allocations = allocations.join(labels, on="label")
-    summary = _summary(device, events, segments, level)
-    at_peak = allocations[
-        (allocations["start"] >= 0)
-        & (allocations["start"] <= summary.peak_event)
-        & (allocations["end"] > summary.peak_event)
-    ]
-    before = summary.peak_bytes - int(at_peak["size_bytes"].sum())
-    left = allocations[(allocations["start"] >= 0) & (allocations["end"] == len(events)) & allocations["step"].notna()]
+    allocations = _lifetimes(events, freed).join(labels, on="label")
+    allocated, reserved = (int(segments[name].sum()) for name in ("allocated_bytes", "total_bytes"))
+    peak, peak_bytes = (int(level.argmax()), int(level.max())) if len(level) else (-1, allocated)
+    in_history = allocations[allocations["start"] >= 0]
+    at_peak = in_history[(in_history["start"] <= peak) & (in_history["end"] > peak)]
+    in_layers = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
+    summary = MemorySummary(
+        device,
+        peak_bytes,
+        peak,
+        reserved,
+        allocated,
+        events=len(events),
+        labelled=in_layers / max(peak_bytes, 1),
+        ooms=tuple(map(int, events["size_bytes"][events["action"] == "oom"])),
+    )
+    left = in_history[(in_history["end"] == len(events)) & in_history["step"].notna()]
     left = left.assign(stack=stack_texts(snapshot.stacks, events["stack"].iloc[left["start"]]))
     places = left.groupby(["layer", "phase", "stack"], observed=True, sort=False)
     leaks = places.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
     leaks = leaks[leaks["steps"] >= _LEAK_STEPS]
     leaks["bytes_per_step"] = (leaks["bytes"] // leaks["steps"].clip(lower=1)).astype("int64")
     leaks = leaks.sort_values("bytes", ascending=False, kind="stable", ignore_index=True)
-    named = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
-    summary = replace(summary, labelled=named / max(summary.peak_bytes, 1))
+    before = peak_bytes - int(at_peak["size_bytes"].sum())
     stacks = stack_texts(snapshot.stacks, events["stack"].iloc[at_peak["start"]])
     return Memory(
         snapshot.path,
         summary,
-        by_layer=holder_table(at_peak, {"layer": at_peak["layer"], "phase": at_peak["phase"]}, before),
-        by_stack=holder_table(at_peak, {"stack": stacks}, before),
-        by_size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
-        traffic=traffic_table(allocations, len(events)),
-        steps=step_table(allocations, level, labels["step"].loc[events["label"].cat.codes]),
-        leaks=leaks[list(LEAKS)],
-        segments=segments,
+        layer=holder_table(at_peak, {"layer": at_peak["layer"], "phase": at_peak["phase"]}, before),
+        stack=holder_table(at_peak, {"stack": stacks}, before),
+        size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
+        allocation=traffic_table(in_history, len(events)),
+        step=step_table(in_history, level, labels["step"].loc[events["label"].cat.codes]),
+        segment=segments,
+        leak=leaks[list(LEAKS)],
         level_bytes=level,
-        reserved_bytes=_level(events, _RESERVING, summary.reserved_bytes),
+        reserved_bytes=_level(events, _RESERVING, reserved),
         time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),
         held=allocations,
         snapshot=snapshot,
         warnings=tuple(_warnings(summary, before, allocations)),
-    )
-
-
-def _summary(device: int, events: pd.DataFrame, segments: pd.DataFrame, level: Int64Array) -> MemorySummary:
-    allocated = int(segments["allocated_bytes"].sum())
-    return MemorySummary(
-        device,
-        peak_bytes=int(level.max()) if len(level) else allocated,
-        peak_event=int(level.argmax()) if len(level) else -1,
-        reserved_bytes=int(segments["total_bytes"].sum()),
-        allocated_bytes=allocated,
-        events=len(events),
-        labelled=0.0,
-        ooms=tuple(map(int, events["size_bytes"][events["action"] == "oom"])),
     )
 
 

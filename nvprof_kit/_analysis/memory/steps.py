@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,7 +73,7 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
     """A row for each step, with the columns of `STEPS`.
 
     Args:
-        allocations: Blocks: columns start, end (numbers of events), size_bytes, step.
+        allocations: Blocks allocated in the history: columns start, end (numbers of events), size_bytes, step.
         level: Allocated bytes after each event.
         step: The step of each event, NA outside steps.
     """
@@ -84,19 +85,11 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
     first, last = np.full(len(numbers), len(level)), np.zeros(len(numbers), dtype=np.int64)
     np.minimum.at(first, code, rows)
     np.maximum.at(last, code, rows)
-    in_steps = allocations[allocations["step"].notna() & (allocations["start"] >= 0)]
-    kept_bytes = in_steps["size_bytes"].where(in_steps["end"] == len(level), 0)
-    sums = (
-        in_steps.assign(kept=kept_bytes, step=in_steps["step"].astype("int64"))
-        .groupby("step")
-        .agg(
-            allocated_bytes=("size_bytes", "sum"),
-            allocations=("size_bytes", "size"),
-            largest_bytes=("size_bytes", "max"),
-            kept_bytes=("kept", "sum"),
-        )
-        .reindex(numbers, fill_value=0)
-    )
+    in_steps = allocations[allocations["step"].notna()].astype({"step": "int64"})
+    of_step = in_steps.groupby("step")["size_bytes"]
+    sums = of_step.agg(allocated_bytes="sum", allocations="size", largest_bytes="max")
+    sums["kept_bytes"] = in_steps[in_steps["end"] == len(level)].groupby("step")["size_bytes"].sum()
+    sums = sums.reindex(numbers).fillna(0).astype("int64")
     end, edges = level[last], np.stack([first, last + 1], axis=1)
     table: pd.DataFrame = pd.DataFrame(
         {
@@ -128,21 +121,19 @@ def traffic_table(allocations: pd.DataFrame, events: int) -> pd.DataFrame:
     """A row for each layer and phase, with the columns of `TRAFFIC`, the one that held most at a time first.
 
     Args:
-        allocations: Blocks: columns start, end (numbers of events), size_bytes, layer, phase.
+        allocations: Blocks allocated in the history: columns start, end (numbers of events), size_bytes, layer, phase.
         events: How many events there are: a block with this end is held at the end.
     """
-    import pandas as pd
 
-    in_window = allocations[allocations["start"] >= 0]
-    groups = in_window.groupby(["layer", "phase"], observed=True, sort=False)
-    table = groups["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
-    frees = in_window.assign(start=in_window["end"], size_bytes=-in_window["size_bytes"])
-    changes = pd.concat([in_window, frees]).sort_values("start", kind="stable", ignore_index=True)
-    owner = [changes["layer"], changes["phase"]]
-    level = changes.groupby(owner, observed=True, sort=False)["size_bytes"].cumsum()
-    table["peak_bytes"] = level.groupby(owner, observed=True, sort=False).max()
-    kept_bytes = in_window["size_bytes"].where(in_window["end"] == events, 0)
-    table["kept_bytes"] = kept_bytes.groupby([in_window["layer"], in_window["phase"]], observed=True, sort=False).sum()
+    def of_owner(rows: pd.DataFrame, column: str = "size_bytes") -> Any:
+        return rows.groupby(["layer", "phase"], observed=True, sort=False)[column]
+
+    table = of_owner(allocations).agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
+    frees = allocations.assign(start=allocations["end"], size_bytes=-allocations["size_bytes"])
+    changes = pd.concat([allocations, frees]).sort_values("start", kind="stable", ignore_index=True)
+    table["peak_bytes"] = of_owner(changes.assign(level=of_owner(changes).cumsum()), "level").max()
+    left = allocations[allocations["end"] == events]
+    table["kept_bytes"] = of_owner(left).sum().reindex(table.index, fill_value=0)
     typed = table.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
     in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
     return in_order

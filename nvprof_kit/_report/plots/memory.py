@@ -46,7 +46,7 @@ def timeline_figure(result: Memory) -> Figure:
     at = np.union1d(at, [result.summary.peak_event]) if events else at
     allocations = result.held[result.held["start"] >= 0]
     layers = allocations["layer"].astype("str")
-    order = result.by_layer.groupby("layer", sort=False)["bytes"].sum().sort_values(ascending=False, kind="stable")
+    order = result.layer.groupby("layer", sort=False)["bytes"].sum().sort_values(ascending=False, kind="stable")
     largest = [name for name in order.index if name in set(layers)][:_LAYERS]
     changes = np.zeros((events + 1, len(largest) + 1), dtype=np.int64)
     group = pd.Index(largest).get_indexer(layers)  # -1, the last column, are the others

@@ -68,14 +68,14 @@ def header(result: Memory) -> list[str]:
     """A summary of the device."""
     summary = result.summary
     peak = f"Peak: {memory_size(summary.peak_bytes)} allocated"
-    if len(result.by_layer):
+    if len(result.layer):
         peak += f", {percent(summary.labelled)} of it in a named layer"
-    idle = int(result.segments["free_bytes"].sum())
-    rounding = int(result.segments["rounding_bytes"].sum())
+    idle = int(result.segment["free_bytes"].sum())
+    rounding = int(result.segment["rounding_bytes"].sum())
     return [
         f"{title(result.path)} · device {summary.device} · {summary.events:,} events",
         peak,
         f"At the end: {memory_size(summary.allocated_bytes)} allocated, "
         f"{memory_size(summary.reserved_bytes)} reserved; "
-        f"{memory_size(idle)} idle in {len(result.segments):,} segments, {memory_size(rounding)} lost to rounding",
+        f"{memory_size(idle)} idle in {len(result.segment):,} segments, {memory_size(rounding)} lost to rounding",
     ]

@@ -44,7 +44,7 @@ def test_without_history_the_segments_remain(tmp_path: Path) -> None:
     result = analysed(file, tmp_path)
     assert result.summary.peak_bytes == 100
     assert "no history" in result.warnings[0]
-    assert result.by_layer["bytes"].sum() == 100
+    assert result.layer["bytes"].sum() == 100
     assert "<svg" in result.save(tmp_path / "x.svg").read_text()
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, actions: list
     result = analysed(file, tmp_path_factory.mktemp("run"))
     assert result.level_bytes.tolist() == levels
     peak = max(levels, default=level)
-    for table in (result.by_layer, result.by_stack, result.by_size):
+    for table in (result.layer, result.stack, result.size):
         assert table["bytes"].sum() == peak == result.summary.peak_bytes
     for event, expected in enumerate(levels):
         present = result.held[(result.held["start"] <= event) & (result.held["end"] > event)]
@@ -169,7 +169,7 @@ def test_the_peak_is_what_was_asked_for(run: Memory, plain: Path) -> None:
     assert run.summary.peak_bytes == replayed.asked == 185_893_928
     assert replayed.allocated == MAX_MEMORY_ALLOCATED
     assert replayed.allocated - replayed.asked == (512 - 4) + (512 - 4) + (512 - 32) + 2 * (1 << 20)
-    for table in (run.by_layer, run.by_stack, run.by_size):
+    for table in (run.layer, run.stack, run.size):
         assert int(table["bytes"].sum()) == run.summary.peak_bytes
 
 
@@ -181,10 +181,10 @@ def test_autograd_s_thread_is_told_before_it_comes_to_a_layer(run: Memory) -> No
 
 def test_layers_and_steps_and_the_leak(run: Memory) -> None:
     assert run.summary.labelled > 0.7
-    assert {f"layers.{n}" for n in range(4)} <= set(run.by_layer["layer"])
-    assert run.steps["step"].tolist() == [0, 1, 2, 3]
-    assert run.steps["growth_bytes"].tolist()[2:] == [4 << 20, 4 << 20], "4 MiB are left behind by each step"
-    (leak,) = run.leaks.to_dict("records")
+    assert {f"layers.{n}" for n in range(4)} <= set(run.layer["layer"])
+    assert run.step["step"].tolist() == [0, 1, 2, 3]
+    assert run.step["growth_bytes"].tolist()[2:] == [4 << 20, 4 << 20], "4 MiB are left behind by each step"
+    (leak,) = run.leak.to_dict("records")
     assert (leak["steps"], leak["bytes_per_step"]) == (4, 4 << 20)
     assert leak["stack"].startswith("snapshot.py:38 train")
 
@@ -196,7 +196,7 @@ def test_golden_tables(run: Memory, by: Any, golden: Golden, tmp_path: Path) -> 
 
 def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
     step = open_snapshot(plain / "step-2.11.pickle").memory()
-    assert step.steps["step"].tolist() == [0, 1], "written when step 1 ended"
+    assert step.step["step"].tolist() == [0, 1], "written when step 1 ended"
     oom = open_snapshot(plain / "oom_oom-2.11.pickle").memory()
     assert oom.summary.ooms == (4 << 40,), "a float for each of 1 << 40 numbers"
     assert any("out of memory 1 times" in warning for warning in oom.warnings)
@@ -205,7 +205,7 @@ def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
 @pytest.mark.parametrize("mode", ["fast", "dladdr", "addr2line"])
 def test_no_stack_is_headed_by_the_allocator_or_the_unwinder(mode: str, plain: Path) -> None:
     """C++ frames (``stacks="all"``) in all of PyTorch's ways to name them; what a stack is headed by allocated it."""
-    found = open_snapshot(plain / f"cpp-{mode}-2.11.pickle").memory().by_stack
+    found = open_snapshot(plain / f"cpp-{mode}-2.11.pickle").memory().stack
     heads = [str(stack).split(" < ")[0] for stack in found["stack"]]
     assert len(heads) > 8
     for head in heads:
