@@ -51,32 +51,11 @@ EXCEPTIONS = {
 """The imports against the direction, by name."""
 
 
-INSTRUMENT = (
-    {"patches"},
-    {"ranges", "session", "ranks"},
-    {"compile"},
-    {"modules"},
-    {"loop"},
-    {"memory"},
-    {"flops"},
-    {"meters"},
-)
-"""Rooms of ``_instrument`` in order: each imports those before it; the last three import none of each other."""
-
-
-RANKS = (
-    {"communication"},
-    {"mapping"},
-    {"maps"},
-    {"groups", "stages"},
-    {"messages"},
-    {"clocks"},
-    {"causes"},
-    {"waits"},
-    {"verdict", "replay"},
-    {"answer"},
-)
-"""Files and rooms of ``_ranks`` in order: each imports those before it, and none beside it."""
+ORDER = {
+    "_instrument": "patches|ranges+session+ranks|compile|modules|loop|memory flops meters",
+    "_ranks": "communication|mapping|maps|groups stages|messages|clocks|causes|waits|verdict replay|answer",
+}
+"""Files and rooms inside a room, in order: each imports those before it, and none beside it but those joined by +."""
 
 
 def module_name(path: Path) -> str:
@@ -132,28 +111,20 @@ def test_imports_go_one_way() -> None:
     assert crossings() - EXCEPTIONS == set()
 
 
-def test_instrument_imports_go_one_way() -> None:
-    rank = {name: index for index, names in enumerate(INSTRUMENT) for name in names}
-    last = rank["memory"]
-    against = set()
-    for path in (PACKAGE / "_instrument").rglob("*.py"):
-        room = rank.get(module_name(path).split(".")[1])
-        for imported in imports(path):
-            target = rank.get(".".join(imported.split(".")[1:2])) if imported.startswith("_instrument.") else None
-            if room is not None and target is not None and (target > room or room > target >= last):
-                against.add((module_name(path), imported))
-    assert against == set()
-
-
-def test_ranks_imports_go_one_way() -> None:
-    rank = {name: index for index, names in enumerate(RANKS) for name in names}
-    files = {path: module_name(path).split(".")[1] for path in (PACKAGE / "_ranks").rglob("*.py")}
-    assert set(files.values()) - {"__init__"} == rank.keys()
+@pytest.mark.parametrize("room", ORDER)
+def test_imports_inside_a_room_go_one_way(room: str) -> None:
+    rank = {unit: index for index, units in enumerate(ORDER[room].split("|")) for unit in units.split()}
+    unit_of = {name: unit for unit in rank for name in unit.split("+")}
+    files = {path: module_name(path).split(".")[1] for path in (PACKAGE / room).rglob("*.py")}
+    assert set(files.values()) - {"__init__"} == unit_of.keys()
     against = {
         (module_name(path), imported)
-        for path, room in files.items()
+        for path, name in files.items()
         for imported in imports(path)
-        if imported.startswith("_ranks.") and (target := imported.split(".")[1]) != room and rank[target] >= rank[room]
+        if imported.startswith(f"{room}.")
+        and name != "__init__"
+        and (target := unit_of[imported.split(".")[1]]) != unit_of[name]
+        and rank[target] >= rank[unit_of[name]]
     }
     assert against == set()
 

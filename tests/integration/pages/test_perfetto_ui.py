@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,9 +69,6 @@ def test_its_answers_are_our_numbers(chromium: Any, capture: str, suffix: str, t
         }
         assert all(ns == exact for _, _, ns, exact in by_step)
         tracks_in_view(ui)
-        picture = os.environ.get("NVPROF_KIT_PICTURES")
-        if picture:
-            ui.page.screenshot(path=f"{picture}/perfetto-{capture}.png")
 
 
 def tracks_in_view(ui: PerfettoUi) -> None:
@@ -114,7 +110,3 @@ def test_ranks_of_a_job_stand_aligned(chromium: Any, tmp_path: Path) -> None:
         assert len(ends[0]) == len(ends[1]) == 35
         # the residual of this pair's clocks is 2.7 µs; without alignment 52 ms lie between them
         assert sorted(abs(one - other) for one, other in zip(*ends, strict=True))[17] < 10_000
-        picture = os.environ.get("NVPROF_KIT_PICTURES")
-        if picture:
-            ui.expand()
-            ui.page.screenshot(path=f"{picture}/perfetto-ranks.png")

@@ -45,6 +45,11 @@ def table(*words: str) -> str:
     return done.stdout
 
 
+def on_data(line: str) -> list[str]:
+    """The words of a command on captures of the tests."""
+    return [str(DATA / word) if word.endswith(".xz") else word for word in line.split()]
+
+
 def rows(*words: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(table(*words, "--format", "csv"))))
 
@@ -131,17 +136,6 @@ def test_one_process_of_several(tmp_path: Path) -> None:
         raise CliRunner().invoke(group, ["layers", path, "--process", "2"]).exception or AssertionError
 
 
-FOLDING = {
-    "flops": ["flops", str(DATA / "flops" / "llama12-2024.2.sqlite.xz")],
-    "metrics": ["metrics", str(DATA / "metrics" / "llama-2023.4.sqlite.xz")],
-    "ncu layers": [
-        *("ncu", "layers", str(DATA / "ncu" / "encoder-full-2025.3.csv.xz")),
-        *("--capture", str(DATA / "ncu" / "encoder-2024.2.sqlite.xz")),
-    ],
-}
-"""Verbs whose rows are of layers and phases, but `layers`; with 12, 4 and 28 equal blocks."""
-
-
 def first_words(text: str) -> list[str]:
     """The first two columns of a table by layer and phase."""
     lines = text.splitlines()
@@ -151,56 +145,53 @@ def first_words(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("verb", "block", "parts", "by_default"),
+    ("line", "blocks", "by_default"),
     [
-        ("flops", "model.layers.0-11 x12", "….layers.0-11.self_attn x12", True),
-        ("metrics", "model.layers.0-3 x4", "….layers.0-3.self_attn x4", False),
-        ("ncu layers", "encoder.layers.0-27 x28", "….layers.0-27.self_attn x28", True),
+        ("flops flops/llama12-2024.2.sqlite.xz", "model.layers.0-11 x12", True),
+        ("metrics metrics/llama-2023.4.sqlite.xz", "model.layers.0-3 x4", False),
+        ("ncu layers ncu/encoder-full-2025.3.csv.xz --capture ncu/encoder-2024.2.sqlite.xz",
+         "encoder.layers.0-27 x28", True),
     ],
-)
-def test_every_table_of_layers_folds(verb: str, block: str, parts: str, by_default: bool) -> None:
-    words = FOLDING[verb]
+)  # fmt: skip
+def test_every_table_of_layers_folds(line: str, blocks: str, by_default: bool) -> None:
+    words, (block, count) = on_data(line), blocks.split(" x")
     text = table(*words, "--fold")
     folded, whole = first_words(text), first_words(table(*words))
-    assert f"{block} forward" in folded and f"{block} backward" in folded
-    assert any(line.split(".")[-1] == f"{parts.rsplit('.', maxsplit=1)[-1]} forward" for line in folded)
+    assert {f"{blocks} forward", f"{blocks} backward"} <= set(folded)
+    parts = f"{block.rpartition('.')[2]}.self_attn x{count} forward"
+    assert any(line.endswith(parts) for line in folded)
     assert "--no-fold prints one line per block." in text
     assert whole == folded if by_default else not any(" x" in line for line in whole)
     if by_default:
         whole = first_words(table(*words, "--no-fold"))
     assert len(folded) < len(whole) and not any(" x" in line for line in whole)
-    name, _, count = block.partition(" x")
     marked = rows(*words, "--fold")
-    assert len(marked) == len(whole) and sum(row["folded_into"] == name for row in marked) == 2 * int(count)
+    assert len(marked) == len(whole) and sum(row["folded_into"] == block for row in marked) == 2 * int(count)
 
 
-RANKED = {
-    "breakdown": ["breakdown", str(DATA / "slow-2024.2.sqlite.xz"), "--view", "critical-path"],
-    "diff": ["diff", str(DATA / "eager-2023.4.sqlite.xz"), str(DATA / "checkpoint-2023.4.sqlite.xz")],
-    "memory": ["memory", "run.pickle", "--by", "layer"],
-    "ranks": [
-        *("ranks", "--view", "charges"),
-        *(str(DATA / "ranks" / f"ddp-layer.rank{rank}-2024.2.sqlite.xz") for rank in (0, 1)),
-    ],
-}
-"""Verbs whose tables are ranked by cost and have other columns beside the layer."""
+JOB = " ".join(f"ranks/ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1))
 
 
 @pytest.mark.parametrize(
-    ("verb", "said", "into"),
+    ("line", "said", "into"),
     [
-        ("breakdown", ["layers.0-2,4-5.up x5", "+281 %"], {"layers.0-2,4-5.up", "layers.0-5"}),
-        ("diff", ["model.layers.0-3.mlp x4 recompute"], {"model.layers.0-3.mlp", "model.layers.0-3"}),
-        ("memory", ["layers.0-3.norm2 x4", "+549 %"], {"layers.1-3.self_attn", "layers.0-3.norm2"}),
-        pytest.param("ranks", [], {"model.layers.0-3.self_attn", "model.layers.0-3.mlp"}, marks=pytest.mark.slow),
+        ("breakdown slow-2024.2.sqlite.xz --view critical-path", ["layers.0-2,4-5.up x5", "+281 %"],
+         {"layers.0-2,4-5.up", "layers.0-5"}),
+        ("diff eager-2023.4.sqlite.xz checkpoint-2023.4.sqlite.xz", ["model.layers.0-3.mlp x4 recompute"],
+         {"model.layers.0-3.mlp", "model.layers.0-3"}),
+        ("memory run.pickle --by layer", ["layers.0-3.norm2 x4", "+549 %"],
+         {"layers.1-3.self_attn", "layers.0-3.norm2"}),
+        pytest.param(f"ranks --view charges {JOB}", [], {"model.layers.0-3.self_attn", "model.layers.0-3.mlp"},
+                     marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_ranked_tables_fold_too(
-    verb: str, said: list[str], into: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, said: list[str], into: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Tables that are ranked by cost and have other columns beside the layer."""
     monkeypatch.chdir(tmp_path)
     Path("run.pickle").write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
-    words = RANKED[verb]
+    words = on_data(line)
     folded = table(*words, "--fold")
     assert all(one in folded for one in said)
     assert not said or "--no-fold prints one line per block." in " ".join(folded.split())
@@ -211,7 +202,7 @@ def test_ranked_tables_fold_too(
 
 
 def test_folded_figures_are_those_of_all_the_blocks() -> None:
-    result = nvprof_kit.open(FOLDING["flops"][1]).flops().selected(fold=True)
+    result = nvprof_kit.open(DATA / "flops" / "llama12-2024.2.sqlite.xz").flops().selected(fold=True)
     told = result.printed()
     (row,) = told[(told["layer"] == "model.layers.0-11") & (told["phase"] == "backward")].to_dict("records")
     blocks = result.rows["layer"].str.fullmatch(r"model\.layers\.\d+") & (result.rows["phase"] == "backward")
