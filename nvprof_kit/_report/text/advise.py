@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._findings import SEVERITIES
-from nvprof_kit._report.text.table import capture_line, warning_lines
+from nvprof_kit._report.text.table import below, capture_line
 from nvprof_kit._report.text.texts import saving
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def advise_report(result: Advice) -> list[RenderableType]:
     if len(findings) > top:
         parts += [Text(f"… and {len(findings) - top:,} more; --top N shows them", "dim"), ""]
     note = "Savings are upper bounds. Findings overlap, so savings do not add up."
-    return [*parts, Text(note, "dim"), *warning_lines(result.warnings), ""]
+    return [*parts, *below((note,), result.warnings), ""]
 
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}

@@ -11,14 +11,15 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
+from nvprof_kit._analysis.metrics import MIN_SAMPLES
 from nvprof_kit._report.text.table import (
     FOLD_COLUMNS,
     Column,
     Grid,
+    below,
     capture_line,
     fold_cells,
     fold_notes,
-    warning_lines,
 )
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, is_missing, percent
 from nvprof_kit._result.formats import title
@@ -118,15 +119,14 @@ def flops_report(result: Flops) -> list[RenderableType]:
         about += ", without what is computed again; HFU: with it." if recomputes else "."
     limits = [_LIMITS] if result.rows["limit_ns"].notna().any() else []
     footnotes = [f"{mark} {note}" for note, mark in notes.items()]
+    folded = fold_notes(grid, "their sums and rates", "busy ms of one of them")
     return [
         capture_line(result.info, totals.steps, result.all_steps),
         *_header(result, recomputes),
         "",
         grid,
         "",
-        *(Text(note, "dim") for note in (*footnotes, about, *limits)),
-        *fold_notes(grid, "their sums and rates", "busy ms of one of them"),
-        *warning_lines(result.warnings),
+        *below((*footnotes, about, *limits, *folded), result.warnings),
     ]
 
 
@@ -179,8 +179,6 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
     )
     overall = ", ".join(f"{heading} {result.overall[name]:.0f} %" for name, heading in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
-    from nvprof_kit._analysis.metrics import MIN_SAMPLES
-
     note = (
         f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
         f"{MIN_SAMPLES} samples."
@@ -191,9 +189,7 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         "",
         grid,
         "",
-        Text(note, "dim"),
-        *fold_notes(grid, "those of all of them", "busy ms of one of them"),
-        *warning_lines(result.info.warnings),
+        *below((note, *fold_notes(grid, "those of all of them", "busy ms of one of them")), result.warnings),
     ]
 
 
@@ -212,6 +208,6 @@ def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
         )
         if result.unused:
             lines.append(f"{result.unused:,} of them are like no launch of the capture")
-    note = Text("Percentages are of the GPU's peak, means over GPU time, including nested layers.", "dim")
+    note = "Percentages are of the GPU's peak, means over GPU time, including nested layers."
     notes = [note, *fold_notes(grid, "those of all of them", "ms of one of them")]
-    return [*map(Text, lines), "", grid, "", *notes, *warning_lines(result.warnings)]
+    return [*map(Text, lines), "", grid, "", *below(notes, result.warnings)]

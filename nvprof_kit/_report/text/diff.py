@@ -12,7 +12,7 @@ from nvprof_kit._analysis.diff.diff import ALIKE, COLUMNS, LEVELS
 from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
-from nvprof_kit._report.text.table import Column, Grid, capture_line, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, below, capture_line
 from nvprof_kit._report.text.texts import MS
 from nvprof_kit._result.formats import title
 from nvprof_kit.issues import plural
@@ -106,7 +106,7 @@ def diff_report(result: Diff) -> list[RenderableType]:
         parts += ["", *(Text(line, "" if holds else "bold red") for holds, line in gates)]
     times = "GPU time" if result.base[0].on_gpu else "no GPU: CPU time of operators"
     about = f"{_UNIT.format(unit)}; {times}, and wall time for the {unit}."
-    return [*parts, "", *(Text(note, "dim") for note in (about, *notes)), *warning_lines(result.warnings)]
+    return [*parts, "", *below((about, *notes), result.warnings)]
 
 
 def diff_markdown(result: Diff) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
 from nvprof_kit._report.text.layers import capitalized, header, steps_table, time_name, tree_table
-from nvprof_kit._report.text.table import Column, Grid, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, below
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, counted, is_missing, mib_cell
 from nvprof_kit._result.result import UNFOLDED
 from nvprof_kit.names import LAYER_PHASES
@@ -35,7 +35,7 @@ def profile_report(profile: LayerProfile, facts: list[str]) -> list[RenderableTy
         facts: Lines above the tables: rank, overhead, utilization.
     """
     layers = replace(profile.layers, select=UNFOLDED)
-    parts = [*header(layers), "", *tree_table(layers), *warning_lines(layers.warnings), "", *steps_table(layers)]
+    parts = [*header(layers), "", *tree_table(layers), *below((), layers.warnings), "", *steps_table(layers)]
     return [*profile_head(profile, facts), "", *parts]
 
 

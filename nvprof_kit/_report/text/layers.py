@@ -17,10 +17,10 @@ from nvprof_kit._report.text.table import (
     Bar,
     Column,
     Grid,
+    below,
     capture_line,
     fold_cells,
     fold_notes,
-    warning_lines,
 )
 from nvprof_kit._report.text.texts import (
     Milliseconds,
@@ -90,7 +90,7 @@ _EVIDENCE = {
 def layers_report(result: Layers) -> list[RenderableType]:
     """The capture, the tree with its times, or with a column per step if the rows are by step, and all warnings."""
     parts = steps_table(result) if "step" in result.rows else tree_table(result)
-    return [*header(result), "", *parts, *warning_lines(result.warnings)]
+    return [*header(result), "", *parts, *below((), result.warnings)]
 
 
 def tree_table(result: Layers) -> list[RenderableType]:
@@ -102,7 +102,7 @@ def tree_table(result: Layers) -> list[RenderableType]:
         if not (splits and name in LAYER_PHASES):
             columns[name] = column
     grid = _grid(result, columns | FOLD_COLUMNS, tree_lines(result), total_line(result))
-    return [grid, "", *_notes(result, grid)]
+    return [grid, "", *below(_notes(result, grid), ())]
 
 
 def steps_table(result: Layers) -> list[RenderableType]:
@@ -312,7 +312,7 @@ def _divisor(result: Layers) -> int:
     return 1 if result.steps.everything else max(result.summary.steps, 1)
 
 
-def _notes(result: Layers, grid: Grid) -> list[Text]:
+def _notes(result: Layers, grid: Grid) -> list[str]:
     unit = "Milliseconds per step" if _divisor(result) > 1 else "Milliseconds"
     notes = [
         f"{unit} of {time_name(result)}, with nested layers; self share: without. CPU: wall time inside the layer's "
@@ -326,7 +326,7 @@ def _notes(result: Layers, grid: Grid) -> list[Text]:
             "`nvprof-kit flops` has it by phase."
             + (" By the peaks measured on this machine." if result.peaks and result.peaks.measured else "")
         )
-    notes += [note.plain for note in fold_notes(grid, "their sums", "of one of them, without communication")]
+    notes += fold_notes(grid, "their sums", "of one of them, without communication")
     if result.memory is not None:
         notes.append(
             "MiB of 1,048,576 bytes: kept is what one forward call leaves allocated, peak the maximum while it ran, "
@@ -334,4 +334,4 @@ def _notes(result: Layers, grid: Grid) -> list[Text]:
         )
         if result.memory.before_bytes:
             notes.append(f"{memory_size(result.memory.before_bytes)} were allocated before the capture began.")
-    return [Text(note, "dim") for note in notes]
+    return notes

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.page.template import render, svg_of
-from nvprof_kit._report.text.table import frame_table, ranked_notes, warning_lines
+from nvprof_kit._report.text.table import below, frame_table, ranked_notes
 from nvprof_kit._report.text.texts import cell, filled, heading, memory_size, percent
 from nvprof_kit._result.formats import title
 
@@ -40,8 +40,7 @@ def memory_report(result: Memory) -> list[RenderableType]:
         if len(rows):
             grid = frame_table(rows, result.select.top or MOST_ROWS, mib=True, bar="share")
             parts += [Text(VIEWS[view], "bold"), grid, ""]
-    notes = [Text("MiB of 1,048,576 bytes.", "dim"), *ranked_notes(tables.values())]
-    return [*parts, *notes, *warning_lines(result.warnings)]
+    return [*parts, *below(("MiB of 1,048,576 bytes.", *ranked_notes(tables.values())), result.warnings)]
 
 
 def memory_page(result: Memory) -> bytes:

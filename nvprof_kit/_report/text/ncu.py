@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.text.table import frame_table, warning_lines
+from nvprof_kit._report.text.table import below, frame_table
 from nvprof_kit._report.text.texts import kernel_names, percent
 from nvprof_kit._result.formats import title
 
@@ -25,7 +25,7 @@ def plan_report(plan: NcuPlan) -> list[RenderableType]:
     rows = rows.assign(kernel=rows["kernel"].map(kernel_names(rows["kernel"].astype(str))))
     grid = frame_table(rows.rename(columns={"gpu_ns": "ms_ns"}), len(rows))
     grid.select = plan.select
-    return [*map(Text, plan_lines(plan)), "", grid, *warning_lines(plan.warnings)]
+    return [*map(Text, plan_lines(plan)), "", grid, *below((), plan.warnings)]
 
 
 def plan_script(plan: NcuPlan, report: str) -> str:

@@ -13,7 +13,7 @@ from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._ranks.answer import job_size
 from nvprof_kit._ranks.replay import PATH_COLUMNS
 from nvprof_kit._ranks.waits import CHARGE_COLUMNS
-from nvprof_kit._report.text.table import Column, Grid, Row, frame_table, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, Row, below, frame_table
 from nvprof_kit._report.text.texts import MS, is_missing, percent
 from nvprof_kit._result import column
 from nvprof_kit.issues import plural
@@ -68,7 +68,7 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
         rows = rows.rename(columns={"what": "as fast as the median", "saved_share": "share"})
         parts += _section("What if", rows, len(rows), Text(note + bad, "yellow" if bad else "dim"))
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
-    return [*parts, Text(note, "dim"), *warning_lines(result.warnings)]
+    return [*parts, *below((note,), result.warnings)]
 
 
 def _section(title: str, rows: pd.DataFrame, top: int, *notes: RenderableType) -> Section:

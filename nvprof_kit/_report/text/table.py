@@ -297,9 +297,9 @@ def capture_facts(info: CaptureInfo, steps: int, all_steps: int) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def warning_lines(issues: Iterable[str]) -> list[Text]:
-    """The issues that are printed, one line each, the most severe first."""
-    return [Text(f"! {issue}", "yellow") for issue in printed(issues)]
+def below(notes: Iterable[str], issues: Iterable[str]) -> list[Text]:
+    """What stands below a table: notes on it, then the issues that are printed, the most severe first."""
+    return [*(Text(note, "dim") for note in notes), *(Text(f"! {issue}", "yellow") for issue in printed(issues))]
 
 
 def fold_cells(row: Mapping[Any, Any], ms: Milliseconds) -> dict[str, str]:
@@ -308,7 +308,7 @@ def fold_cells(row: Mapping[Any, Any], ms: Milliseconds) -> dict[str, str]:
     return each | ({"unlike": row["unlike"]} if row["unlike"] else {})
 
 
-def fold_notes(grid: Grid, figures: str, each: str) -> list[Text]:
+def fold_notes(grid: Grid, figures: str, each: str) -> list[str]:
     """A note about folded lines, if there are any.
 
     Args:
@@ -317,10 +317,10 @@ def fold_notes(grid: Grid, figures: str, each: str) -> list[Text]:
         each: The meaning of median, min and max.
     """
     is_folded = "median" in grid.printed_columns
-    return [Text(_FOLDED.format(f"in one line; figures are {figures}", each), "dim")] if is_folded else []
+    return [_FOLDED.format(f"in one line; figures are {figures}", each)] if is_folded else []
 
 
-def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[Text]:
+def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[str]:
     """A note about folded rows of `nvprof_kit._analysis.layers.fold.fold_ranked`, if there are any."""
     is_folded = any("unlike" in rows and rows["layer"].astype(str).str.contains(r" x\d+$").any() for rows in tables)
-    return [Text(_FOLDED.format("in one line with their sums", "of one of them"), "dim")] if is_folded else []
+    return [_FOLDED.format("in one line with their sums", "of one of them")] if is_folded else []

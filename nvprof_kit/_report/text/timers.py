@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.plots.plots import PALETTE, canvas, legend_above
-from nvprof_kit._report.text.table import Bar, Column, Grid, warning_lines
+from nvprof_kit._report.text.table import Bar, Column, Grid, below
 from nvprof_kit._report.text.texts import Milliseconds, cell, is_missing, percent
 from nvprof_kit._result.formats import title
 
@@ -46,7 +46,7 @@ def timers_report(result: Timers) -> list[RenderableType]:
     note = f"Milliseconds of {clock_name}, bars the sum over all calls; CPU is the mean on the CPU clock."
     if len(result.ranks) > 1:
         note += " skew is the mean of longest less shortest among the ranks."
-    return [*_header(result), "", grid, "", Text(note, "dim"), *warning_lines(result.warnings)]
+    return [*_header(result), "", grid, "", *below((note,), result.warnings)]
 
 
 def verdict_line(verdict: Verdict) -> Text:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.host import CAUSES
-from nvprof_kit._report.text.table import Column, Grid, capture_line, frame_table, ranked_notes, warning_lines
+from nvprof_kit._report.text.table import Column, Grid, below, capture_line, frame_table, ranked_notes
 from nvprof_kit._report.text.texts import MS, is_missing, kernel_names, percent
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
             parts += [Text(text, "bold"), frame_table(rows, top), ""]
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
-    return [*parts, Text(note, "dim"), *ranked_notes(tables.values()), *warning_lines(result.warnings), ""]
+    return [*parts, *below((note, *ranked_notes(tables.values())), result.warnings), ""]
 
 
 def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> RenderableType:
@@ -177,4 +177,4 @@ def summary_report(result: Summary) -> list[RenderableType]:
             table = table.drop(columns=[name for name in table if name in (*zero, *details)]).rename(columns=headings)
             parts.append(frame_table(table, top))
         parts += [Text(result.notes[name], "dim"), ""]
-    return [*parts, Text("Milliseconds.", "dim"), *warning_lines(result.warnings), ""]
+    return [*parts, *below(("Milliseconds.",), result.warnings), ""]
