@@ -266,7 +266,9 @@ class HostActivity:
         overhead = np.flatnonzero(host.overhead & ~host.named(_LOADING_OVERHEAD))
         overhead = overhead[touches((starts, ends), host.start[overhead], host.end[overhead])]
         self.profiler = Cover(host.pid[overhead], host.start[overhead], host.end[overhead])
-        tid, start, end = self._loading(np.flatnonzero(cause == CODE["loading"]))
+        tid, *loading = self._loading(np.flatnonzero(cause == CODE["loading"]))
+        # of a thread that gives the device no more work it has no end
+        start, end = (np.clip(edge, starts.min(initial=0), ends.max(initial=0)) for edge in loading)
         self.loading = Cover(tid, start, end)
         self._on_cpu: Cover | None = None
         changes = [self.calls.changes(), ranges.nesting.changes(), (tid, start), (tid, end)]

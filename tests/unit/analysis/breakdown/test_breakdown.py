@@ -239,6 +239,12 @@ def test_a_gap_in_a_call_belongs_to_the_call(with_gap: NsysFile, call: str, caus
     assert (row["layer"], row["idle_ns"], row["longest_at_ns"]) == ("layers.0", 4 * MS, 5 * MS + 1)
 
 
+def test_threads_that_load_need_not_launch(with_gap: NsysFile) -> None:
+    for tid in (8, 9):
+        with_gap.call("cuLibraryLoadData", 3 * MS, 5 * MS, tid=tid)
+    assert by_cause(analysed(with_gap)) == {"launch": 10}
+
+
 @pytest.mark.parametrize(
     ("call", "cause"),
     [("hipMemcpyWithStream", "sync"), ("cudaMemcpy_v3020", "sync"), ("cudaStreamSynchronize_v3020", "queued")],
