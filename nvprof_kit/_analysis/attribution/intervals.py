@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.joins import distinct_rows
+from nvprof_kit._trace.joins import distinct, distinct_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -410,7 +410,8 @@ class Cover:
     """
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
-        self._lanes, lane_number = np.unique(lane, return_inverse=True)
+        self._lanes, code = distinct(lane)
+        lane_number = code.astype(np.int64)
         self._line = Line.over((start,), (end,))
         self._begins, self._ends = union(self._line.at(lane_number, start), self._line.at(lane_number, end))
         self._before = np.concatenate(([0], np.cumsum(self._ends - self._begins)))

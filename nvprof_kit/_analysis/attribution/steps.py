@@ -20,6 +20,7 @@ last is a window outside steps.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +31,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Integers, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._trace.annotations import engine_phase
-from nvprof_kit._trace.joins import few
+from nvprof_kit._trace.joins import distinct_rows, few
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
@@ -256,23 +257,19 @@ class Windows:
 
 def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     """Divide the time of every device into steps; a single window outside steps if the capture has none."""
-    import pandas as pd
-
     ranges, step = attribution.ranges, attribution.step
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     is_kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
     rows = np.flatnonzero((ranges.step >= 0) & ranges.first)
-    range_columns = {"pid": ranges.pid, "instance": ranges.step, "start": ranges.start, "end": ranges.whole_end}
-    of_ranges = pd.DataFrame({name: values[rows] for name, values in range_columns.items()})
     # when each process ran each instance: from the first start to the last end of its ranges there
-    runs = of_ranges.groupby(["pid", "instance"], as_index=False).agg({"start": "min", "end": "max"})
+    (pid, *of_instance), run = distinct_rows(ranges.pid[rows], ranges.step[rows])
+    runs = (*of_instance, *_bounds(run.astype(np.int64), ranges.start[rows], ranges.whole_end[rows], len(pid)))
     devices, of_op = devices_of(trace)
     windows = []
     for number, device in enumerate(devices):
         ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
-        of_process = runs[runs["pid"] == device.pid]
         of_device = {"start": start[ops], "end": end[ops], "step": step[ops], "is_kernel": is_kernel[ops]}
-        windows.append(_device_windows(of_process, ranges, **of_device))
+        windows.append(_device_windows([of[pid == device.pid] for of in runs], ranges, **of_device))
     nothing = np.zeros(0, dtype=np.int64)
     instance, window_start, window_end = (
         np.concatenate([nothing, *(columns[index] for columns in windows)]) for index in range(3)
@@ -284,7 +281,7 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
 
 
 def _device_windows(
-    runs: pd.DataFrame,
+    runs: Sequence[Int64Array],
     ranges: Ranges,
     *,
     start: Int64Array,
@@ -292,10 +289,10 @@ def _device_windows(
     step: Integers,
     is_kernel: npt.NDArray[np.bool_],
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Instance, start and end of the windows of a device, from when its process ran each instance and from its
+    """Instance, start and end of the windows of a device, from the same of what its process ran, and from its
     operations.
     """
-    instance, run_start, run_end = (runs[name].to_numpy() for name in ("instance", "start", "end"))
+    instance, run_start, run_end = runs
     first, last, inside = int(start.min()), int(end.max()), step >= 0
     first_start, last_end = _bounds(step[inside], start[inside], end[inside], len(ranges.steps))
     step_end = np.maximum.accumulate(np.maximum(run_end, last_end[instance]))
@@ -307,7 +304,7 @@ def _device_windows(
     before = latest_end[np.searchsorted(start[other], first_start, side="left")]
     others_end = np.where(first_start < _LATEST, np.minimum(before, first_start), _EARLIEST)
     step_start = np.maximum(step_start, np.minimum(others_end[instance], step_end))
-    if len(runs):  # an engine's step that is before all else on the device, and had ended on the CPU by then
+    if len(instance):  # an engine's step that is before all else on the device, and had ended on the CPU by then
         row = int(np.flatnonzero(ranges.step == instance[0])[0])
         is_engine = engine_phase(ranges.names[ranges.name[row]].text) is not None
         if is_engine and step[np.argmin(start)] == instance[0] and run_end[0] < first:

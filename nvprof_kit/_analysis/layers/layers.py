@@ -19,6 +19,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOp
 from nvprof_kit._analysis.layers.sums import MEMORY, PARTS, SPLIT_COLUMNS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
+from nvprof_kit._trace.joins import few
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER
@@ -346,7 +347,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
     ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
     is_layer = ranges.is_one_of(LAYER_CATEGORIES)
     later, count = 0, np.count_nonzero(is_layer)
-    for process in np.unique(pid):
+    for process in few(pid):
         last = trace.api["start_ns"].to_numpy()[pid == process].max()
         later += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
     if later > NOTABLE * count:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
-from nvprof_kit._trace.joins import distinct_rows
+from nvprof_kit._trace.joins import distinct, distinct_rows
 from nvprof_kit._trace.nsys.sources import (
     EVENT_TYPES,
     RUNTIME,
@@ -148,7 +148,7 @@ def events_of(db: Database, nvtx: Nvtx, domain: str, kinds: tuple[int, ...]) -> 
                     "registered: they are not read")  # fmt: skip
     chosen &= is_kind
     read = events if chosen.all() else {name: values[chosen] for name, values in events.items()}
-    ids, index = np.unique(read["text_id"], return_inverse=True)
+    ids, index = distinct(read["text_id"])
     strings, has_no_id = strings_of(db, ids), read["text_id"] < 0
     texts = [strings.get(id_, "") for id_ in ids.tolist()]
     if has_no_id.any():  # its text is in the row itself
