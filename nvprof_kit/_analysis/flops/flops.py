@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -384,30 +383,29 @@ def _uncounted(
     if "name" not in trace.ops or not trace.info.on_gpu:
         return {}, {}
     layer, phase = op_owners(operations.attribution)
-    ns = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
-    inside = choice.of_ops(operations.attribution)
     is_matrix = classes.is_a("gemm") | classes.is_a("attention")
-    is_work = inside & ~classes.is_a("comm")
-    amounts = {"ns": ns, "matrix": ns * is_matrix, "work": ns * is_work}
-    amounts["products"] = amounts["work"] * (is_matrix | classes.is_a("experts"))
-    times = pd.DataFrame({"layer": layer, "phase": phase, **amounts}).groupby(["layer", "phase"], observed=True).sum()
+    ops = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
+    ops["matrix"] = ops["ns"] * is_matrix
+    ops["work"] = ops["ns"] * (choice.of_ops(operations.attribution) & ~classes.is_a("comm"))
+    ops["products"] = ops["work"] * (is_matrix | classes.is_a("experts"))
+    total_ns = max(int(ops["ns"][choice.of_ops(operations.attribution)].sum()), 1)
+    times = ops.groupby(["layer", "phase"], observed=True).sum()
     innermost = program.innermost(ran)
-    numbers = {*counts.operators["range"][counts.operators["flops"] > 0]}
+    with_flops = {*counts.operators["range"][counts.operators["flops"] > 0]}
     has_flops, is_known = (
-        {innermost[number] or program.keys[number] for number in range_numbers}
-        for range_numbers in (numbers, numbers | {*counts.unknown["range"]})
+        times.index.isin([innermost[number] or program.keys[number] for number in numbers])
+        for numbers in (with_flops, with_flops | {*counts.unknown["range"]})
     )
-    notes: dict[Key, str] = {}
-    shares: Counter[str] = Counter()
-    total = max(int(ns[inside].sum()), 1)
-    for key, row in times.to_dict("index").items():
-        if row["matrix"] > _NOTABLE * max(row["ns"], 1) and key not in is_known:
-            share = f"{row['matrix'] / row['ns']:.0%}"
-            notes[key] = f"{share} of its own time is in matrix kernels that were not counted"
-        if row["products"] > _NOTABLE * max(row["work"], 1) and key not in has_flops:
-            parts = [segment for segment in str(key[0]).split(".") if not segment.isdecimal()] or [str(key[0])]
-            shares[re.sub(r"_?\d*$", "", parts[-1])] += row["work"] / total
-    return notes, dict(shares.most_common()) if sum(shares.values()) > UNCOUNTED_SHARE else {}
+    shares = times["matrix"] / times["ns"].clip(lower=1)
+    notes = {
+        key: f"{share:.0%} of its own time is in matrix kernels that were not counted"
+        for key, share in shares[(shares > _NOTABLE) & ~is_known].items()
+    }
+    uncounted = times[(times["products"] > _NOTABLE * times["work"].clip(lower=1)) & ~has_flops]
+    layers = uncounted.index.get_level_values("layer").astype(str)
+    names = layers.str.replace(r"(^|\.)\d+(?=\.|$)", "", regex=True).str.extract(r"([^.]*?)_?\d*$", expand=False)
+    by_name = (uncounted["work"] / total_ns).groupby(names).sum().sort_values(ascending=False, kind="stable")
+    return notes, by_name.to_dict() if by_name.sum() > UNCOUNTED_SHARE else {}
 
 
 def _warnings(

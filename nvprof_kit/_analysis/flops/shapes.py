@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
 from nvprof_kit._trace.flops_file import OPERATORS, RANGES, UNKNOWN, FlopsFile
@@ -388,18 +389,18 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
         names = frame["name"].cat.categories
         kind = np.array([_kind(str(name)) for name in names], dtype=object)[frame["name"].cat.codes.to_numpy()]
         frame, kind = frame[kind != ""], kind[kind != ""]
-        counts, is_unknown = _outermost(frame, kind)
-        inner, is_in_step = _where(ranges, choice, frame)
+        _, inner, step, _ = OwnerLookup(ranges).at(*(frame[name].to_numpy() for name in ("pid", "tid", "start_ns")))
+        is_in_step = np.append(choice.shown, not len(choice.shown))[step]
         calls = [_Call.parse(text) for text in frame["arguments"].cat.categories]
         widths: dict[int, int] = {}
         l2 = _L2(_L2_BYTES)
         of_call: dict[tuple[int, int], _Work | None] = {}
         code, arguments = (frame[name].cat.codes.to_numpy() for name in ("name", "arguments"))
         order = np.argsort(frame["start_ns"].to_numpy(), kind="stable")
-        for row in order[((counts | is_unknown) & is_in_step)[order]].tolist():
+        for row in order[(_outermost(frame, kind) & is_in_step)[order]].tolist():
             key, call, name = (code[row], arguments[row]), calls[arguments[row]], str(names[code[row]])
             if key not in of_call:
-                of_call[key] = None if is_unknown[row] else _Work.of(name.removeprefix("aten::"), call, widths)
+                of_call[key] = None if kind[row] == "unknown" else _Work.of(name.removeprefix("aten::"), call, widths)
             region, work = int(of_range[inner[row]]), of_call[key]
             if work is None:
                 unknown.append((region, name, 1))
@@ -462,30 +463,20 @@ def _kind(name: str) -> str:
     return "" if _COMPOSED.fullmatch(plain) or _MOVES_NOTHING.search(plain) else "moves"
 
 
-def _outermost(frame: Any, kind: Any) -> tuple[Any, Any]:
-    """Which calls count, and which are of unknown work. A call inside one of either kind is neither, and one that
-    contains a call that counts is not unknown, so that no work counts twice.
+def _outermost(frame: pd.DataFrame, kind: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
+    """Which calls count or are of unknown work. A call inside one of these is neither, and one that may multiply but
+    contains a call with a formula stands for nothing itself, so that no work counts twice.
     """
     nesting = nest(*(frame[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
-    has_formula, may_multiply = kind == "formula", kind == "unknown"
-    holds, inside = np.zeros(len(kind) + 1, dtype=bool), np.zeros(len(kind) + 1, dtype=bool)
-    levels = [np.flatnonzero(nesting.depth == level) for level in range(int(nesting.depth.max(initial=0)) + 1)]
-    for here in reversed(levels):
-        np.logical_or.at(holds, nesting.parent[here], has_formula[here] | holds[here])
-    counts, unknown = np.zeros(len(kind), dtype=bool), np.zeros(len(kind), dtype=bool)
-    for here in levels:
-        free = ~inside[nesting.parent[here]]
-        unknown[here] = free & may_multiply[here] & ~holds[here]
-        counts[here] = free & ~may_multiply[here]
-        inside[here] = ~free | unknown[here] | counts[here]
-    return counts, unknown
-
-
-def _where(ranges: Ranges, choice: StepChoice, frame: Any) -> tuple[Int64Array, Any]:
-    """The range that gives each call's layer and phase, or `NONE`, and whether it belongs to a step that counts."""
-    _, owner, step, _ = OwnerLookup(ranges).at(*(frame[name].to_numpy() for name in ("pid", "tid", "start_ns")))
-    is_in_step = np.append(choice.shown, False)[step] if len(choice.shown) else np.ones(len(step), dtype=bool)
-    return owner, is_in_step
+    parent, has_formula = np.append(nesting.parent, NONE), np.zeros(len(kind) + 1, dtype=bool)
+    around = parent[:-1][kind == "formula"]
+    while (around != NONE).any():
+        has_formula[around[around != NONE]] = True
+        around = parent[around]
+    stands_for_all = (kind != "unknown") | ~has_formula[:-1]
+    enclosing = np.append(inherit(np.where(stands_for_all, np.arange(len(kind)), NONE), nesting), NONE)
+    outermost: npt.NDArray[np.bool_] = stands_for_all & (enclosing[parent[:-1]] == NONE)
+    return outermost
 
 
 def _regions(ranges: Ranges, rows: pd.DataFrame) -> tuple[Int64Array, list[tuple[str, str, int, int, float]]]:
