@@ -10,6 +10,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -196,6 +197,19 @@ def claim(folder: Path) -> Path:
             os.close(file)
         _warn(folder, _claimed[key])
     return _claimed[key]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file to write, which becomes the path at the end of the block, so that no reader sees a part of it;
+    after an error nothing is left of it.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def claim_file(path: Path) -> TextIO:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nvprof_kit._instrument.loop.schedule import Window
-from nvprof_kit._instrument.ranks import claim, rank, rank_folder
+from nvprof_kit._instrument.ranks import claim, rank, rank_folder, replacing
 
 if TYPE_CHECKING:
     from nvprof_kit._capture.recorder.record import OnTraceReady
@@ -99,11 +99,7 @@ def _keep(trace: Path, folder: str | Path, mesh: Any, name: str) -> None:
     name += ".json.gz" if trace.name.endswith(".gz") else ".json"
     try:
         target = claim(Path(folder) / rank_folder(mesh)) / name
-        partial = target.with_name(f".{name}.{os.getpid()}")
-        try:
+        with replacing(target) as partial:
             shutil.copyfile(trace, partial)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:  # a full disk must not end the program
         warnings.warn(f"{folder}: cannot keep {name} there ({error.strerror})", stacklevel=3)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranges.ranges import Range
-from nvprof_kit._instrument.ranks import rank, world_size
+from nvprof_kit._instrument.ranks import rank, replacing, world_size
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require
 from nvprof_kit.names import Category
@@ -180,7 +180,7 @@ def watch_again() -> None:
 
 
 def _write(counter: FlopCounter, path: Path) -> Path:
-    """Write to a temporary name, then rename, so that no reader sees a partial file."""
+    """Write the counts into the rank's file."""
     if world_size() > 1:  # run.flops.json becomes run.rank3.flops.json
         tail = ".flops.json" if path.name.endswith(".flops.json") else ".json"
         path = path.with_name(f"{path.name.removesuffix(tail)}.rank{rank()}{tail}")
@@ -191,12 +191,8 @@ def _write(counter: FlopCounter, path: Path) -> Path:
             "graph, on the thread that counts",
             stacklevel=4,
         )
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as partial:
         partial.write_text(json.dumps(counted_work, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from nvprof_kit._instrument.patches import nothing
 from nvprof_kit._instrument.ranges.ranges import Range
+from nvprof_kit._instrument.ranks import replacing
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, UsageError, require
 from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_SPANS, PHASE_CATEGORIES, Category, kineto_name, memory_label
@@ -187,15 +188,9 @@ class memory_snapshot(ContextDecorator):
             self.__exit__()
 
     def _write(self, path: Path) -> None:
-        """Write to a temporary name, then rename, so that no reader sees a partial file."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with partial.open("wb") as file:
-                changes = [] if self._labels is None else list(self._labels.changes)
-                pickle.dump({**self._memory._snapshot(), MEMORY_SPANS: changes}, file)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as partial, partial.open("wb") as file:
+            changes = [] if self._labels is None else list(self._labels.changes)
+            pickle.dump({**self._memory._snapshot(), MEMORY_SPANS: changes}, file)
         self.written.append(path)
 
 

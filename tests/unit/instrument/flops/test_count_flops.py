@@ -371,106 +371,84 @@ BYTES = torch.ones(1024, 1024, dtype=torch.int8)
 LARGE = 64 * MIB  # elements of 4 bytes: more than twice the L2 that is assumed without a GPU
 
 
-@pytest.mark.parametrize(
-    ("run", "expected"),
-    [
-        pytest.param(lambda x: x + 1, {"aten::add": (8 * LARGE, 8 * LARGE)}, id="reads and writes once"),
-        pytest.param(lambda x: x.add_(1), {"aten::add_": (8 * LARGE, 8 * LARGE)}, id="in place"),
-        pytest.param(lambda x: x.zero_(), {"aten::zero_": (4 * LARGE, 4 * LARGE)}, id="overwritten without being read"),
-        pytest.param(torch.zeros_like, {"aten::zeros_like": (4 * LARGE, 4 * LARGE)}, id="read for its shape"),
-        pytest.param(lambda x: x.view(-1, 2).t()[1:], {}, id="views"),
-        pytest.param(lambda x: x.sum(), {"aten::sum": (4 * LARGE + 4, 4 * LARGE + 4)}, id="a sum"),
-        pytest.param(
-            lambda x: x[:1].expand(MIB) * 1.0, {"aten::mul": (4 * MIB + 4, 0)}, id="expanded, and held by the L2"
+ADAMW = dict(lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
+TRAFFIC: dict[str, tuple[Callable[[torch.Tensor], object], dict[str, tuple[int, int]]]] = {
+    "reads and writes once": (lambda x: x + 1, {"aten::add": (8 * LARGE, 8 * LARGE)}),
+    "in place": (lambda x: x.add_(1), {"aten::add_": (8 * LARGE, 8 * LARGE)}),
+    "overwritten without being read": (lambda x: x.zero_(), {"aten::zero_": (4 * LARGE, 4 * LARGE)}),
+    "read for its shape": (torch.zeros_like, {"aten::zeros_like": (4 * LARGE, 4 * LARGE)}),
+    "views": (lambda x: x.view(-1, 2).t()[1:], {}),
+    "a sum": (lambda x: x.sum(), {"aten::sum": (4 * LARGE + 4, 4 * LARGE + 4)}),
+    "expanded, and held by the L2": (lambda x: x[:1].expand(MIB) * 1.0, {"aten::mul": (4 * MIB + 4, 0)}),
+    "rows of an embedding": (
+        lambda x: nn.functional.embedding(torch.tensor([1, 5]), x.view(-1, 256)),
+        {"aten::embedding": (2 * 2 * 1024 + 2 * 8, 0)},
+    ),
+    "rows written into a table": (
+        lambda x: x.view(-1, 256).index_copy_(0, torch.tensor([1, 5]), torch.ones(2, 256)),
+        {"aten::ones": (2048, 0), "aten::index_copy_": (3 * 2048 + 2 * 8, 0)},
+    ),
+    "a step that fits into the L2": (
+        lambda x: x[:MIB].exp_().neg_(),
+        {"aten::exp_": (8 * MIB, 0), "aten::neg_": (8 * MIB, 0)},
+    ),
+    "evicted in between": (
+        lambda x: (x[:MIB].exp(), x.exp())[0].neg(),
+        {"aten::exp": (8 * MIB + 8 * LARGE, 4 * MIB + 8 * LARGE), "aten::neg": (8 * MIB, 8 * MIB)},
+    ),
+    "a part of what is larger than the L2": (
+        lambda x: x.exp().neg(),
+        {"aten::exp": (8 * LARGE, 8 * LARGE), "aten::neg": (8 * LARGE, 8 * LARGE - 50 * MIB)},
+    ),
+    "read again by a second kernel": (
+        lambda x: torch.ops.aten._softmax_backward_data(x.view(-1, 256), x.view(-1, 256), -1, torch.float32),
+        {"aten::_softmax_backward_data": (12 * LARGE, 12 * LARGE - 50 * MIB)},
+    ),
+    "attention without its scores": (
+        lambda x: nn.functional.scaled_dot_product_attention(*x[: 3 * MIB].view(3, 1, 16, 1024, 64)),
+        {"aten::_scaled_dot_product_flash_attention_for_cpu": (4 * 4 * MIB + 4 * 16 * 1024, 0)},
+    ),
+    "attention of one token reads the cache of keys and values": (
+        lambda x: nn.functional.scaled_dot_product_attention(
+            x[:1024].view(1, 16, 1, 64), *x[: 2 * MIB].view(2, 1, 16, 1024, 64)
         ),
-        pytest.param(
-            lambda x: nn.functional.embedding(torch.tensor([1, 5]), x.view(-1, 256)),
-            {"aten::embedding": (2 * 2 * 1024 + 2 * 8, 0)},
-            id="rows of an embedding",
+        {"aten::_scaled_dot_product_flash_attention_for_cpu": (2 * 4 * MIB + 2 * 4096 + 4 * 16, 0)},
+    ),
+    "of eight experts the two with tokens": (
+        lambda x: torch._grouped_mm(
+            HALVES[: 64 * 256].view(64, 256),
+            HALVES.view(8, 256, 512),
+            offs=torch.tensor([16, 16, 64, 64, 64, 64, 64, 64], dtype=torch.int32),
         ),
-        pytest.param(
-            lambda x: x.view(-1, 256).index_copy_(0, torch.tensor([1, 5]), torch.ones(2, 256)),
-            {"aten::ones": (2048, 0), "aten::index_copy_": (3 * 2048 + 2 * 8, 0)},
-            id="rows written into a table",
+        {"aten::_grouped_mm": (2 * (64 * 256 + 2 * 256 * 512 + 64 * 512) + 8 * 4, 0)},
+    ),
+    "weights of one byte, and rows of the same storage": (
+        lambda x: torch._int_mm(BYTES[:64], BYTES),
+        {"aten::_int_mm": (MIB + 4 * 64 * 1024, 0)},
+    ),
+    "half the bytes of a cast": (lambda x: x.bfloat16(), {"aten::_to_copy": (6 * LARGE, 6 * LARGE)}),
+    "an optimizer in one kernel": (
+        lambda x: torch.ops.aten._fused_adamw_(
+            *([x[i * MIB :][:MIB].detach()] for i in range(4)), [], [torch.ones(())], **ADAMW
         ),
-        pytest.param(
-            lambda x: x[:MIB].exp_().neg_(),
-            {"aten::exp_": (8 * MIB, 0), "aten::neg_": (8 * MIB, 0)},
-            id="a step that fits into the L2",
-        ),
-        pytest.param(
-            lambda x: (x[:MIB].exp(), x.exp())[0].neg(),
-            {"aten::exp": (8 * MIB + 8 * LARGE, 4 * MIB + 8 * LARGE), "aten::neg": (8 * MIB, 8 * MIB)},
-            id="evicted in between",
-        ),
-        pytest.param(
-            lambda x: x.exp().neg(),
-            {"aten::exp": (8 * LARGE, 8 * LARGE), "aten::neg": (8 * LARGE, 8 * LARGE - 50 * MIB)},
-            id="a part of what is larger than the L2",
-        ),
-        pytest.param(
-            lambda x: torch.ops.aten._softmax_backward_data(x.view(-1, 256), x.view(-1, 256), -1, torch.float32),
-            {"aten::_softmax_backward_data": (12 * LARGE, 12 * LARGE - 50 * MIB)},
-            id="read again by a second kernel",
-        ),
-        pytest.param(
-            lambda x: nn.functional.scaled_dot_product_attention(*x[: 3 * MIB].view(3, 1, 16, 1024, 64)),
-            {"aten::_scaled_dot_product_flash_attention_for_cpu": (4 * 4 * MIB + 4 * 16 * 1024, 0)},
-            id="attention without its scores",
-        ),
-        pytest.param(
-            lambda x: nn.functional.scaled_dot_product_attention(
-                x[:1024].view(1, 16, 1, 64), *x[: 2 * MIB].view(2, 1, 16, 1024, 64)
+        {"aten::_fused_adamw_": (7 * 4 * MIB + 4, 0)},
+    ),
+    **{
+        f"gradients of a norm's {of}": (
+            lambda x, mask=mask: torch.ops.aten.native_layer_norm_backward(
+                x.view(-1, 256), x.view(-1, 256), [256], *x.view(-1, 1)[: MIB // 2].chunk(2), x[:256], None, mask
             ),
-            {"aten::_scaled_dot_product_flash_attention_for_cpu": (2 * 4 * MIB + 2 * 4096 + 4 * 16, 0)},
-            id="attention of one token reads the cache of keys and values",
-        ),
-        pytest.param(
-            lambda x: torch._grouped_mm(
-                HALVES[: 64 * 256].view(64, 256),
-                HALVES.view(8, 256, 512),
-                offs=torch.tensor([16, 16, 64, 64, 64, 64, 64, 64], dtype=torch.int32),
-            ),
-            {"aten::_grouped_mm": (2 * (64 * 256 + 2 * 256 * 512 + 64 * 512) + 8 * 4, 0)},
-            id="of eight experts the two with tokens",
-        ),
-        pytest.param(
-            lambda x: torch._int_mm(BYTES[:64], BYTES),
-            {"aten::_int_mm": (MIB + 4 * 64 * 1024, 0)},
-            id="weights of one byte, and rows of the same storage",
-        ),
-        pytest.param(lambda x: x.bfloat16(), {"aten::_to_copy": (6 * LARGE, 6 * LARGE)}, id="half the bytes of a cast"),
-        pytest.param(
-            lambda x: torch.ops.aten._fused_adamw_(
-                *([x[i * MIB :][:MIB].detach()] for i in range(4)),
-                [],
-                [torch.ones(())],
-                lr=1e-3,
-                beta1=0.9,
-                beta2=0.99,
-                weight_decay=0.1,
-                eps=1e-8,
-                amsgrad=False,
-                maximize=False,
-            ),
-            {"aten::_fused_adamw_": (7 * 4 * MIB + 4, 0)},
-            id="an optimizer in one kernel",
-        ),
-        *(
-            pytest.param(
-                lambda x, mask=mask: torch.ops.aten.native_layer_norm_backward(
-                    x.view(-1, 256), x.view(-1, 256), [256], *x.view(-1, 1)[: MIB // 2].chunk(2), x[:256], None, mask
-                ),
-                {"aten::native_layer_norm_backward": (size, size - hit)},
-                id=f"gradients of a norm's {of}",
-            )
-            for of, mask, size, hit in (
-                ("input and weights", [True, True, False], 12 * LARGE + 1024, 50 * MIB),
-                ("input", [True, False, False], 8 * LARGE, 0),
-            )
-        ),
-    ],
-)
+            {"aten::native_layer_norm_backward": (size, size - hit)},
+        )
+        for of, mask, size, hit in (
+            ("input and weights", [True, True, False], 12 * LARGE + 1024, 50 * MIB),
+            ("input", [True, False, False], 8 * LARGE, 0),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(("run", "expected"), TRAFFIC.values(), ids=TRAFFIC)
 def test_traffic_is_each_storage_once_an_operator(
     run: Callable[[torch.Tensor], object], expected: dict[str, tuple[int, int]], tmp_path: Path
 ) -> None:
