@@ -71,7 +71,7 @@ class Job:
     def _waits(self) -> Waits:
         from nvprof_kit._ranks.waits import find_waits
 
-        return find_waits(self._tables, self._aligned.floor_ns)
+        return find_waits(self._aligned.tables, self._aligned.floor_ns)
 
     @cached_property
     def _layers(self) -> pd.DataFrame:
@@ -84,7 +84,7 @@ class Job:
         """Which rank the others wait for, if any; with layer, phase, cause and cost per step in nanoseconds."""
         from nvprof_kit._ranks.verdict import judge
 
-        return judge(self._tables, self._waits.charges, self._layers)
+        return judge(self._aligned.tables, self._waits.charges, self._layers)
 
     def clocks(self) -> RankTable:
         """Offset (ns) and drift (ppm) of each rank's clock relative to the job's clock."""
@@ -112,15 +112,14 @@ class Job:
         """The parallel groups: which ranks share a communicator, and for which parallelism (data, tensor, …)."""
         from nvprof_kit._ranks.groups import parallel_groups
 
-        aligned = self._aligned  # communicators of one name are told apart with the clocks
-        return self._table("groups", parallel_groups(self._tables, self._stages, aligned.marked_groups.name_of))
+        rows = parallel_groups(self._aligned.tables, self._stages, self._aligned.marked_groups.name_of)
+        return self._table("groups", rows)
 
     @cached_property
     def _micro_batches(self) -> pd.DataFrame:
         from nvprof_kit._ranks.stages import micro_batches
 
-        self._aligned  # noqa: B018
-        return micro_batches(self._tables, self._stages)
+        return micro_batches(self._aligned.tables, self._stages)
 
     def micro_batches(self) -> RankTable:
         """How long each pipeline stage waits for each micro-batch, in ns; empty without pipeline parallelism."""
@@ -137,27 +136,27 @@ class Job:
         """What may be missing or distorted; each sentence says what to do about it."""
         from nvprof_kit._ranks.answer import job_warnings
 
-        of_ranks = job_warnings(self._aligned.clocks, self._tables)
+        of_ranks = job_warnings(self._aligned)
         ranks_of: dict[str, list[int]] = {}
         for rank, text in zip(self.ranks["rank"].tolist(), self.ranks["warnings"].tolist(), strict=True):
             for line in filter(None, text.split("\n")):
                 ranks_of.setdefault(line, []).append(rank)
         of_captures = [f"rank{'s' * (len(of) > 1)} {listing(of, 6)}: {line}" for line, of in ranks_of.items()]
-        return as_issues("job", (*of_ranks, *self._aligned.warnings, *of_captures))
+        return as_issues("job", (*of_ranks, *of_captures))
 
     @cached_property
     def _graph(self) -> Graph:
         from nvprof_kit._ranks.replay import build
         from nvprof_kit._ranks.waits import MOST
 
-        self._aligned  # noqa: B018  # the collectives are matched with the clocks
-        if self._tables.count() > MOST:
+        tables = self._aligned.tables
+        if tables.count() > MOST:
             raise UsageError(
-                f"{self._tables.count():,} collectives are too many to replay (at most {MOST:,}); "
+                f"{tables.count():,} collectives are too many to replay (at most {MOST:,}); "
                 "name the captures of fewer ranks, for example those of one pipeline"
             )
         ranks = self.ranks["rank"].tolist()
-        return build(self._tables.points(ranks), self._tables.segments(ranks), self._tables.instances())
+        return build(tables.points(ranks), tables.segments(ranks), tables.instances())
 
     def critical_path(self) -> RankTable:
         """The critical path across ranks: time in ns by step, rank, layer and phase.
@@ -200,8 +199,8 @@ class Job:
         from nvprof_kit._ranks.replay import error
         from nvprof_kit._ranks.waits import MOST
 
-        waits = self._waits  # the collectives are matched with the clocks
-        replayed = 0 < self._tables.count() <= MOST
+        matched, waits = self._aligned.tables, self._waits
+        replayed = 0 < matched.count() <= MOST
         tables = {name: pd.DataFrame(columns=list(COLUMNS[f"ranks-{name}"])) for name in REPLAYED}
         if replayed:
             replays = (self.groups(), self.bubbles(), self.micro_batches(), self.critical_path(), self.what_if())
@@ -211,12 +210,12 @@ class Job:
             clocks=self._aligned.clocks,
             waits=waits.waits,
             charges=waits.charges,
-            matrix=self._tables.matrix(),
+            matrix=matched.matrix(),
             layers=self._layers,
             **{name.replace("-", "_"): rows for name, rows in tables.items()},
             replay_error=error(self._graph) if replayed else None,
             steps=len(self._tables.step_lengths()),
-            collectives=self._tables.count(),
+            collectives=matched.count(),
             total_wait_ns=waits.total_ns,
             warnings=self.warnings,
             sources=self._sources,

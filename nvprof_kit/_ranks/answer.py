@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.layers.fold import mark_ranked
-from nvprof_kit._ranks import clocks, groups, replay, stages, waits
+from nvprof_kit._ranks import groups, replay, stages, waits
+from nvprof_kit._ranks.clocks import COARSE_NS, Alignment
+from nvprof_kit._ranks.clocks import COLUMNS as CLOCK_COLUMNS
 from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import Columns
 from nvprof_kit._result.result import Result, table_named
-from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, in_order, listing, plural
 
@@ -25,7 +26,7 @@ COLUMNS: Mapping[str, Columns] = {
     "ranks-waits": waits.WAIT_COLUMNS,
     "ranks-charges": waits.CHARGE_COLUMNS,
     "ranks-layers": stages.LAYER_COLUMNS,
-    "ranks-clocks": clocks.COLUMNS,
+    "ranks-clocks": CLOCK_COLUMNS,
     "ranks-groups": groups.GROUP_COLUMNS,
     "ranks-bubbles": stages.BUBBLE_COLUMNS,
     "ranks-micro-batches": stages.MICRO_BATCH_COLUMNS,
@@ -187,8 +188,9 @@ _WARNED_RANKS = 8
 """Maximum number of ranks with a warning of their own."""
 
 
-def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
+def job_warnings(aligned: Alignment) -> list[str]:
     """What may be missing in a job: ranks, clocks, steps, collectives."""
+    tables, clocks = aligned.tables, aligned.clocks
     ranks, steps = tables.ranks, tables.step_ranges()
     warnings = []
     if tables.has_unlike_layers:
@@ -209,14 +211,14 @@ def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
             f"({listing(missing)}): the slowest rank may be one of them; profile them too, or take the waits as "
             "lower bounds"
         )
-    unaligned = clock_table[clock_table["offset_ns"].isna()]["rank"].tolist()
+    unaligned = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
     if unaligned:
         verbs = "shares no collective with the others and is/share no collective with the others and are"
         warnings.append(f"{plural(len(unaligned), 'rank', verbs)} not aligned ({listing(unaligned)})")
-    drifting = clock_table[clock_table["residual_ns"] > clocks.COARSE_NS]["rank"].tolist()
+    drifting = clocks[clocks["residual_ns"] > COARSE_NS]["rank"].tolist()
     if drifting:
         warnings.append(
-            f"{plural(len(drifting), 'clock', 'is/are')} aligned to no better than {clocks.COARSE_NS / 1e6} ms "
+            f"{plural(len(drifting), 'clock', 'is/are')} aligned to no better than {COARSE_NS / 1e6} ms "
             f"({listing(drifting)}): shorter waits between them cannot be trusted"
         )
     # ranks that started later, ended early, or recorded a different window
@@ -254,4 +256,4 @@ def job_warnings(clock_table: pd.DataFrame, tables: JobTables) -> list[str]:
     if unmatched := tables.unmatched():
         verbs = "is on one rank only and/are on one rank only and"
         warnings.append(f"{plural(unmatched, 'collective', verbs)} cannot be matched")
-    return warnings
+    return [*warnings, *aligned.warnings]

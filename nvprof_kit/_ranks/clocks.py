@@ -90,6 +90,7 @@ class Alignment(NamedTuple):
     """The aligned clocks of a job's ranks.
 
     Attributes:
+        tables: The job's maps, with matched collectives.
         clocks: With `COLUMNS`.
         floor_ns: The resolution of the aligned clocks.
         warnings: Sentences about groups that contradict each other or could not be separated, and messages that could
@@ -97,6 +98,7 @@ class Alignment(NamedTuple):
         marked_groups: The process groups that the captures' marks list.
     """
 
+    tables: JobTables
     clocks: pd.DataFrame
     floor_ns: int
     warnings: tuple[str, ...] = ()
@@ -127,7 +129,7 @@ def align_job(tables: JobTables) -> Alignment:
         tables.renumber(_by_time(tables.members_of_steps(odd_steps).merge(aligned, on="rank"), floor))
     drift = aligned.assign(drift=aligned["drift_ppm"] / 1e6)[["rank", "at_ns", "offset_ns", "drift"]]
     tables.match(drift.astype({"offset_ns": "int64"}))
-    return Alignment(clocks, floor, warnings, marked_groups)
+    return Alignment(tables, clocks, floor, warnings, marked_groups)
 
 
 def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,40 +18,20 @@ from nvprof_kit._trace.schema import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_KIND = re.compile(
-    r"(All_?Reduce|All_?Gather|Reduce_?Scatter|Broadcast|Send_?Recv|All_?To_?All|Reduce|Send|Recv|Barrier)",
-    re.IGNORECASE,
-)
-KINDS = {
-    "allreduce": "AllReduce",
-    "allgather": "AllGather",
-    "reducescatter": "ReduceScatter",
-    "broadcast": "Broadcast",
-    "sendrecv": "SendRecv",
-    "alltoall": "AllToAll",
-    "reduce": "Reduce",
-    "send": "Send",
-    "recv": "Recv",
-    "barrier": "Barrier",
-}
-
-
+_KINDS = (
+    "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "SendRecv", "AllToAll", "Reduce", "Send", "Recv", "Barrier",
+)  # fmt: skip
+_KIND = re.compile("|".join(re.sub("(?<=.)(?=[A-Z])", "_?", kind) for kind in _KINDS), re.IGNORECASE)
 _POINT_TO_POINT = ("Send", "Recv", "SendRecv")
 PASSING = r" \d+ <-> (?:\d+|several)$"
 """What a communicator's name has, as a regular expression, if it stands for the messages between two ranks."""
 
 
-class Communications(NamedTuple):
-    """A rank's communication kernels by launch: their indices among its operations, and their columns."""
-
-    ops: Int64Array
-    table: pd.DataFrame
-
-
 def kind_of(name: str) -> str:
     """``AllReduce`` of ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(…)``; '' if the name does not say."""
     match = _KIND.search(name)
-    return KINDS[match[1].lower().replace("_", "")] if match else ""
+    text = match[0].lower().replace("_", "") if match else ""
+    return next((kind for kind in _KINDS if kind.lower() == text), "")
 
 
 def communications(
@@ -63,8 +43,8 @@ def communications(
     launch: Int64Array,
     step: Int64Array,
     rank: int,
-) -> Communications:
-    """The communication kernels of a rank.
+) -> tuple[Int64Array, pd.DataFrame]:
+    """The communication kernels of a rank by launch: their indices among its operations, and their columns.
 
     Args:
         trace: The capture with ``name``, ``stream`` and, if available, ``collectives``.
@@ -111,28 +91,34 @@ def communications(
     table["number"] = 3 * table.groupby(["comm", "step", direction]).cumcount() + direction
     collective_rows = partners == ""
     table.loc[collective_rows, "number"] = table[collective_rows].groupby(["comm", "step"]).cumcount()
-    return Communications(comm_ops, table)
+    return comm_ops, table
 
 
 def _kinds(trace: Trace, host: HostCalls, ops: Int64Array) -> npt.NDArray[Any]:
     """The kind of each of some operations by its name, or by the ``c10d`` operator around its launch: the kernels of an
     all-to-all are sends and receives by name, but none of its ranks can end before all have arrived.
     """
+    import pandas as pd
+
     name = trace.ops["name"].cat
     codes, codes_of_ops = np.unique(name.codes.to_numpy()[ops], return_inverse=True)
     kinds = [kind_of(str(name.categories[code])) if code >= 0 else "" for code in codes.tolist()]
     kind_of_ops: npt.NDArray[Any] = np.array(kinds, dtype=object)[codes_of_ops]
-    launches, is_vague = host.of_op[ops], np.isin(kind_of_ops, ("SendRecv", ""))
+    # the innermost such operator that is open at the launch
     names = np.array([kind_of(name) if name.startswith("c10d::") else "" for name in host.names], dtype=object)
     operators = np.flatnonzero((names[host.name] != "") & host.operator)
-    for thread in np.unique(host.tid[operators]).tolist():
-        of_thread = operators[host.tid[operators] == thread]
-        of_thread = of_thread[np.argsort(host.start[of_thread], kind="stable")]
-        launched = np.flatnonzero((host.tid[launches] == thread) & (launches != NONE) & is_vague)
-        launch_times = host.start[launches[launched]]
-        operator = of_thread[np.searchsorted(host.start[of_thread], launch_times, side="right") - 1]
-        inside = (host.start[operator] <= launch_times) & (launch_times < host.end[operator])
-        kind_of_ops[launched[inside]] = names[host.name[operator[inside]]]
+    call, is_vague = host.of_op[ops], np.isin(kind_of_ops, ("SendRecv", ""))
+    kernels = np.flatnonzero((call != NONE) & is_vague)
+    launches, opened = (
+        pd.DataFrame({"tid": host.tid[calls], "start": host.start[calls], name: index}).sort_values(
+            "start", kind="stable"
+        )
+        for name, calls, index in (("kernel", call[kernels], kernels), ("operator", operators, operators))
+    )
+    latest = pd.merge_asof(launches, opened, on="start", by="tid")
+    latest = latest[latest["operator"].notna()].astype({"operator": "int64"})
+    inside = latest[latest["start"] < host.end[latest["operator"]]]
+    kind_of_ops[inside["kernel"]] = names[host.name[inside["operator"]]]
     return kind_of_ops
 
 

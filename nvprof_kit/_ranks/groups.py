@@ -257,12 +257,9 @@ class ListedGroups:
         """
         members = frozenset(ranks)
         groups = {group.name: group for rank in members for group in self.of.get(rank, ())}.values()
-        matches = [group for group in groups if len(members) == len(group.ranks) and members == frozenset(group.ranks)]
-        if passes_on and not matches:
-            enclosing = [group for group in groups if members <= frozenset(group.ranks)]
-            smallest = min((len(group.ranks) for group in enclosing), default=0)
-            matches = [group for group in enclosing if len(group.ranks) == smallest]
-        names = {group.description or group.name for group in matches}
+        enclosing = [group for group in groups if members <= frozenset(group.ranks)]
+        size = min((len(group.ranks) for group in enclosing), default=0) if passes_on else len(members)
+        names = {group.description or group.name for group in enclosing if len(group.ranks) == size}
         return names.pop() if len(names) == 1 else ""
 
     def sampled(self, ranks: Sequence[int], limit: int) -> list[int]:

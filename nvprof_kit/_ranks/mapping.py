@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute, op_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, sums_by
-from nvprof_kit._analysis.attribution.steps import choose_steps, step_windows
+from nvprof_kit._analysis.attribution.steps import Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import COMM, COMPUTE, COPY, Gaps, op_sorts
 from nvprof_kit._analysis.breakdown.devices import idle as idle_causes
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -103,9 +103,9 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     launch = np.where(call >= 0, host.start[call], start)
     layer, phase = (owners[rows] for owners in op_owners(attribution))
     ops = _Operations(start, end, sort[rows], launch, numbers[attribution.step[rows]], layer, phase)
-    comm = communications(trace, host, rows, ops.sort == COMM, launch=ops.launch, step=ops.step, rank=rank)
-    ready, gates = _arrivals(ops, comm.ops)
-    cuts = np.unique(np.concatenate((ready, end[comm.ops][gates], windows.start, windows.end)))
+    comm_ops, comm = communications(trace, host, rows, ops.sort == COMM, launch=ops.launch, step=ops.step, rank=rank)
+    ready, gates = _arrivals(ops, comm_ops)
+    cuts = np.unique(np.concatenate((ready, end[comm_ops][gates], windows.start, windows.end)))
     cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
     lane = _lane(ops, cuts)
 
@@ -119,36 +119,32 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     is_in_step = windows.in_step[inside] & (windows.start[inside] <= lane.start) & (lane.start < windows.end[inside])
     step = np.where(is_in_step, windows.step[inside], NONE)
     segment = np.searchsorted(cuts, lane.start, side="right")
-    segments = _segments(ops, lane, segment=segment, step=step, gaps=gaps, gap=gap, collectives=comm.ops)
+    segments = _segments(ops, lane, segment=segment, step=step, gaps=gaps, gap=gap, collectives=comm_ops)
 
     alone = segments[segments["collective"] >= 0]
-    collectives = comm.table.assign(
+    collectives = comm.assign(
         rank=rank,
-        start_ns=start[comm.ops],
-        end_ns=end[comm.ops],
-        alone_ns=exact_sums(alone["collective"], alone["ns"], len(comm.ops)),
+        start_ns=start[comm_ops],
+        end_ns=end[comm_ops],
+        alone_ns=exact_sums(alone["collective"], alone["ns"], len(comm_ops)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
-        end_segment=np.searchsorted(cuts, end[comm.ops], side="right") - 1,
+        end_segment=np.searchsorted(cuts, end[comm_ops], side="right") - 1,
         gates=gates,
-        layer=np.asarray(layer[comm.ops]),
-        phase=np.asarray(phase[comm.ops]),
+        layer=np.asarray(layer[comm_ops]),
+        phase=np.asarray(phase[comm_ops]),
     )
     # how the collectives are identified: by communicator ids, by sequence numbers; messages are matched by order
-    named = ~comm.table["comm"].str.startswith("stream ")
-    numbered = (comm.table["sequence"] >= 0)[named & ~comm.table["comm"].str.contains(PASSING, regex=True)]
+    named = ~comm["comm"].str.startswith("stream ")
+    numbered = (comm["sequence"] >= 0)[named & ~comm["comm"].str.contains(PASSING, regex=True)]
     identified = {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
     in_step = of_device[windows.in_step[of_device]]
-    instances = windows.instance[in_step]
-    step_times = {"step": windows.step[in_step], "start_ns": windows.start[in_step], "end_ns": windows.end[in_step]}
-    step_times |= _host_times(trace, attribution, windows.devices[device].pid, instances)
-    is_shown = choose_steps(trace, attribution).shown[instances]
     return RankMap(
         ranks=pd.DataFrame([{"rank": rank, **facts, **identified}]),
         collectives=collectives,
         segments=segments.assign(rank=rank),
         layers=_layers(ops, segments).assign(rank=rank),
-        steps=pd.DataFrame(step_times).assign(rank=rank, warm_up=~is_shown),
+        steps=_steps(trace, attribution, windows, in_step, windows.devices[device].pid).assign(rank=rank),
     )
 
 
@@ -292,16 +288,17 @@ def _layers(ops: _Operations, segments: pd.DataFrame) -> pd.DataFrame:
     return layers
 
 
-# ---------------------------------------------------------------- what held the host up
+# ---------------------------------------------------------------- steps
 
 
-def _host_times(
-    trace: Trace, attribution: Attribution, pid: int, instances: Int64Array
-) -> dict[str, npt.NDArray[np.int64]]:
-    """Host time of each step instance: loading_ns (data loading) and gc_ns.
+def _steps(trace: Trace, attribution: Attribution, windows: Windows, rows: Int64Array, pid: int) -> pd.DataFrame:
+    """The table ``steps`` without the rank, of the windows in these rows: when each began and ended on the device, and
+    how long the host of the process loaded data and collected garbage.
 
     Data loading counts for the enclosing step, otherwise for the next one.
     """
+    import pandas as pd
+
     ranges, count = attribution.ranges, len(attribution.ranges.steps)
     loads = np.flatnonzero(
         (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)) & (ranges.pid == pid)
@@ -320,10 +317,13 @@ def _host_times(
     codes = np.flatnonzero([COLLECTS.fullmatch(str(text)) is not None for text in texts.categories])
     collections = trace.ranges[np.isin(texts.codes, codes) & (trace.ranges["pid"] == pid)]
     previous = np.searchsorted(step_starts[order], collections["start_ns"], side="right") - 1
-    times = {}
+    instances = windows.instance[rows]
+    is_shown = choose_steps(trace, attribution).shown[instances]
+    steps: pd.DataFrame = pd.DataFrame({"step": windows.step[rows], "warm_up": ~is_shown})
+    steps["start_ns"], steps["end_ns"] = windows.start[rows], windows.end[rows]
     for name, step, durations in (
         ("loading_ns", np.where(within >= 0, within, following), (ranges.end - ranges.start)[loads]),
         ("gc_ns", np.append(order, NONE)[previous], (collections["end_ns"] - collections["start_ns"]).to_numpy()),
     ):
-        times[name] = exact_sums(step[step >= 0], durations[step >= 0], count)[instances]
-    return times
+        steps[name] = exact_sums(step[step >= 0], durations[step >= 0], count)[instances]
+    return steps

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nvprof_kit._findings import Finding
+from nvprof_kit._ranks.waits import NO_FAULT, kinds_of
 from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
@@ -43,9 +44,7 @@ ranks is compared too."""
 SLOW_LINK = 1.5
 """Transfers are slow if they take this multiple of the median of their equals."""
 
-_WORK = ("more_kernels", "slower_kernels")
 _PLACES = ("data_loading", "garbage_collection", "warm_up", "allocation")
-_NOT_A_FAULT = ("start_up", "unresolved", "pipeline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +113,8 @@ def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame) -> Ver
     if not len(charges) or not (length := float(np.median(lengths))):
         sentence = "no verdict: the ranks share no collective in a step"
         return start_up(all_charges, all_steps) or Verdict(sentence=sentence)
-    faults = charges[~charges["cause"].isin(_NOT_A_FAULT)]
-    faults = faults.assign(kind=faults["cause"].replace(dict.fromkeys(_WORK, "work")))
+    faults = charges[~charges["cause"].isin(NO_FAULT)]
+    faults = faults.assign(kind=kinds_of(faults["cause"]))
     numbers = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
     costs = _costs(faults, tables, numbers)
     link, rank = slow_link(tables, length), _late_rank(costs, length)

@@ -252,8 +252,6 @@ LEAST_NS = 300_000
 EXPLAINS = 0.5
 """A host's lateness in a step is attributed to an earlier activity that took at least this share of it."""
 
-_WORK = ("more_kernels", "slower_kernels")
-
 
 def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     """Rename rows of the cause ``host`` if the host spent more time than others loading data or collecting garbage in
@@ -281,6 +279,12 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     return causes
 
 
+def kinds_of(causes: pd.Series[str]) -> pd.Series[str]:
+    """The causes, with more and slower kernels as one: ``work``."""
+    kinds: pd.Series[str] = causes.replace(["more_kernels", "slower_kernels"], "work")
+    return kinds
+
+
 def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -> pd.DataFrame:
     """Split shares of sends and receives between stages: time that the late stage's equals also spend is regular work.
 
@@ -300,7 +304,7 @@ def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -
         "work": 1 - table["peers_ns"] / table["median_ns"].clip(lower=1),
         "host": 1 - table["peers_idle_ns"] / table["idle_ns"].clip(lower=1),
     }
-    kind = shares["cause"].replace(dict.fromkeys(_WORK, "work"))
+    kind = kinds_of(shares["cause"])
     by_kind = shares.assign(rank=shares["late_rank"], kind=kind)
     fault = by_kind.join(pd.concat(over, names=["kind"]).rename("fault"), on=["kind", *keys])["fault"].clip(lower=0)
     # work outside layers, such as the loss, is specific to a stage
