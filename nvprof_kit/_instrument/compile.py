@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nvprof_kit._instrument import session
@@ -54,7 +54,7 @@ def enter(path: str, recomputes: bool = False) -> None:
     Each range is its own owner.
 
     Args:
-        path: The path; '' for the compiled module itself.
+        path: The path; '' for the compiled module itself, also at the end of the compiled code.
         recomputes: Whether the backward pass recomputes the module's forward.
     """
     backend = session.backend
@@ -86,32 +86,15 @@ def enter(path: str, recomputes: bool = False) -> None:
         backend.open(range_, range_)
 
 
-def leave() -> None:
-    """Close all ranges opened by `enter`, at the end of the compiled code."""
-    enter("")
+_IMPORT = "from nvprof_kit._instrument.compile import enter as nvprof_kit_enter"
 
-
-_IMPORT = "from nvprof_kit._instrument.compile import enter as nvprof_kit_enter, leave as nvprof_kit_leave"
-
-CACHE_TAG = f"+nvprof_kit-ranges-3-{zlib.crc32(_IMPORT.encode()):08x}"
+CACHE_TAG = f"+nvprof_kit-ranges-4-{zlib.crc32(_IMPORT.encode()):08x}"
 """Separates code with these lines from other code in the compiler's caches, which persist across programs and releases.
 The number is incremented when the lines change.
 """
 _ROOT = re.compile(r"L\['self'\]")
 _BACKWARD = ("is_backward", "must_be_in_backward")
 _PART = re.compile(r"\._modules\['([^']*)'\]|\['?([^'\]]*)'?\]")
-
-
-def range_kernels(user: object) -> Handle:
-    """Make Inductor emit ranges in generated code while at least one user holds the result.
-
-    Args:
-        user: The object that needs the ranges; held weakly.
-
-    Raises:
-        ImportError, AttributeError: The internals of Inductor in this PyTorch version are different.
-    """
-    return _kernels.hold(user)
 
 
 def _patches() -> list[Any]:
@@ -145,7 +128,7 @@ def _patches() -> list[Any]:
 
     def at_end(self: Any, _outputs: Any) -> None:
         if getattr(self, "nvprof_kit", False):
-            self.wrapper_call.writeline("nvprof_kit_leave()")
+            self.wrapper_call.writeline("nvprof_kit_enter('')")
 
     places = (
         (scheduler.Scheduler, "enter_context", of_node),
@@ -165,7 +148,10 @@ def _patches() -> list[Any]:
     return [Handle(restore), *(Patch(owner, name, before(first)) for owner, name, first in places)]
 
 
-_kernels = Patches(_patches)
+kernels = Patches(_patches)
+"""Makes Inductor emit ranges in generated code while a user needs them. `Patches.hold` raises ImportError or
+AttributeError if the internals of Inductor in this PyTorch version are different.
+"""
 
 
 def _on_cpu(node: Any) -> bool:
@@ -174,40 +160,23 @@ def _on_cpu(node: Any) -> bool:
 
 
 def _where(nodes: Sequence[Any], in_backward: bool) -> tuple[str, bool]:
-    """Path of the kernel's module, and whether the kernel is recompute.
+    """Path of the innermost module that contains all results of a kernel, relative to the compiled module ('' for that
+    module); and whether the kernel of a backward graph only recomputes forward values, by the partitioner's tags.
 
     If the compiler's metadata has an unexpected form, returns the compiled module: a range must not fail a compilation.
     """
     try:
-        results = [_Result(node.node) for node in nodes if node.node is not None]
-        return module_of(results), in_backward and is_forward(results)
+        results = [node.node for node in nodes if node.node is not None]
+        paths = [path for result in results if (path := _path_of(result)) is not None]
+        tags = {node.meta.get("partitioner_tag") for result in results for node in _computing(result)}
+        return ".".join(_common(paths)), in_backward and tags == {"is_forward"}
     except (AttributeError, IndexError, KeyError, TypeError):
         return "", False
 
 
-class _Result:
-    """One result of a kernel: the FX node that it is the value of, and all FX nodes that it was computed from."""
-
-    def __init__(self, buffer: Any) -> None:
-        self.node = getattr(buffer, "origin_node", None)
-        self.origins = buffer.get_origins()
-
-
-def module_of(results: Iterable[Any]) -> str:
-    """Path, relative to the compiled module, of the innermost module that contains all results; '' for that module."""
-    paths = [path for result in results if (path := _path_of(result)) is not None]
-    return ".".join(_common(paths))
-
-
-def is_forward(results: Iterable[Any]) -> bool:
-    """Whether a kernel of a backward graph only recomputes forward values, according to the partitioner's tags."""
-    tags = {node.meta.get("partitioner_tag") for result in results for node in _computing(result.origins)}
-    return tags == {"is_forward"}
-
-
-def _computing(nodes: Iterable[Any]) -> list[Any]:
-    """The FX nodes that compute something from inputs; excludes constants, which modules share."""
-    return [node for node in nodes if node.op == "call_function" and node.all_input_nodes]
+def _computing(result: Any) -> list[Any]:
+    """The FX nodes that a result was computed from, except for constants, which modules share."""
+    return [node for node in result.get_origins() if node.op == "call_function" and node.all_input_nodes]
 
 
 def _path_of(result: Any) -> list[str] | None:
@@ -218,9 +187,10 @@ def _path_of(result: Any) -> list[str] | None:
     was computed from decide, except for constants (the compiler shares them among modules), views and, in the backward
     graph, recomputed forward nodes.
     """
-    if result.node is not None and (path := _path(result.node)) is not None:
+    node = getattr(result, "origin_node", None)
+    if node is not None and (path := _path(node)) is not None:
         return path
-    computing = _computing(result.origins)
+    computing = _computing(result)
     backward = [node for node in computing if node.meta.get("partitioner_tag") in _BACKWARD]
     computing = backward or computing
     not_views = [

@@ -357,7 +357,10 @@ def _begin_tracing(*arguments: Any) -> None:
 def _end_tracing(*_arguments: Any) -> None:
     for hooks in list(_untraced):
         if not hooks._hooks:
-            hooks._resume()
+            try:
+                hooks._resume()
+            except Exception as error:  # the compilation must not fail
+                warn(f"ranges end at a compilation ({type(error).__name__}: {error})")
 
 
 def _callbacks(handler: Any) -> list[tuple[list[Any], Callable[..., None]]]:

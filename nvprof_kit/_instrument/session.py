@@ -70,10 +70,6 @@ class Backend(ABC):
         """Close the owner's innermost range on this thread and all ranges inside it; does nothing if there is none."""
         self.thread.position.close(owner, self.pop)
 
-    def close_all(self) -> None:
-        """Close all open ranges of this thread."""
-        self.thread.position.close_all(self.pop)
-
     @uncompiled
     def prepare(self, range_: Range) -> None:
         """Set the range's `push`."""
@@ -453,7 +449,10 @@ def deactivate() -> None:
     Closes ranges that the calling thread opened under the recorder and has not closed.
     """
     if backend is not None and backend is not _tool:
-        backend.close_all()
+        owners = backend.thread.position.owners
+        while owners:
+            owners.pop()
+            backend.pop()
         _switch(_tool)
 
 

@@ -19,7 +19,7 @@ from nvprof_kit._instrument.loop.annotate import ModelAnnotation, annotate_model
 from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inferring
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
 from nvprof_kit._instrument.modules.blocks import Submodule, by_structure, children, class_name, unwrapped
-from nvprof_kit._instrument.modules.calls import annotated
+from nvprof_kit._instrument.modules.calls import ranged
 from nvprof_kit._instrument.patches import Patch, never_fails
 from nvprof_kit.errors import UsageError
 
@@ -204,7 +204,7 @@ def free_name(name: str, taken: Collection[str]) -> str:
 
 def is_ranged(model: nn.Module) -> bool:
     """Whether the program annotates the model, or an annotation ranges one of its modules."""
-    return model in session.annotated or any(module in annotated for module in model.modules())
+    return model in session.annotated or any(module in ranged for module in model.modules())
 
 
 def calling_object(attribute: str) -> Any:

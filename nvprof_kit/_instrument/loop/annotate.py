@@ -13,21 +13,20 @@ import torch
 from torch import nn
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.compile import Family, range_kernels
+from nvprof_kit._instrument.compile import Family, kernels
 from nvprof_kit._instrument.loop.inferred import drop_model, infer_steps
 from nvprof_kit._instrument.loop.loop import annotate_dataloader, annotate_optimizer
 from nvprof_kit._instrument.modules.blocks import Select, Submodule, class_name, select_modules, unwrapped
 from nvprof_kit._instrument.modules.calls import (
     Compiled,
-    annotated,
     followers,
     instrument_method,
-    put_around,
+    ranged,
     wrappers,
 )
 from nvprof_kit._instrument.patches import Handle, Removable, Untraced
 from nvprof_kit._instrument.ranges.backward import recomputes
-from nvprof_kit._instrument.ranges.ranges import Layer, call_inside
+from nvprof_kit._instrument.ranges.ranges import Layer, call_inside, put_around
 from nvprof_kit._instrument.ranks import mark_rank
 from nvprof_kit._instrument.session import Annotation, Read, read_cuda, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
@@ -67,43 +66,38 @@ class ModelAnnotation(Annotation):
         self.dataloader: Any = None
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        self._modules: weakref.WeakValueDictionary[str, nn.Module] = weakref.WeakValueDictionary()
+        self._ranged: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
         self._warned = False
         self._lasting = ExitStack()
-        names: dict[int, str] = {}
+        names: set[str] = set()
         for path, module in submodules:
             name = strip_wrappers(path) or root
-            if id(module) in names:
-                self.aliases[name] = names[id(module)]
-            elif isinstance(module, torch.jit.ScriptModule):
+            if isinstance(module, torch.jit.ScriptModule):
                 self.skipped[name] = "TorchScript modules take no hooks"
-            elif name not in self._modules:  # a wrapper and its inner module share one name; range the wrapper
-                if module in annotated and model not in session.annotated:  # else the base class raises
+            elif module in self._ranged:
+                self.aliases[name] = self._ranged[module].path
+            elif name not in names:  # a wrapper and its inner module share one name; range the wrapper
+                if module in ranged and model not in session.annotated:  # else the base class raises
                     raise UsageError(
-                        f"{name} is already ranged, as {annotated[module].path} of another annotated model; "
+                        f"{name} is already ranged, as {ranged[module].path} of another annotated model; "
                         "annotate the outer model alone, or call remove() on the handle of the other annotation first"
                     )
-                names[id(module)] = name
-                self._modules[name] = module
-        self.paths = tuple(self._modules)
-        self.layers = [Layer(path, backward=backward) for path in self.paths]
+                names.add(name)
+                self._ranged[module] = Layer(name, backward=backward)
+        self.layers = list(self._ranged.values())
+        self.paths = tuple(layer.path for layer in self.layers)
         self._ranges_parts = compiled_parts and session.mode != "off" and self._range_parts(root)
         try:
             super().__init__(model)
         except BaseException:
             self._lasting.close()
             raise
-        annotated.update((module, layer) for layer, module in self._ranged())
-
-    def _ranged(self) -> list[tuple[Layer, nn.Module]]:
-        """The layers whose modules still exist, with these."""
-        modules = [self._modules.get(path) for path in self.paths]
-        return [(layer, module) for layer, module in zip(self.layers, modules, strict=True) if module is not None]
+        ranged.update(self._ranged)
 
     def _range_parts(self, root: str) -> bool:
         """Range modules inside what is compiled from now on; returns whether this PyTorch's compiler allows it."""
         try:
-            self.hold(range_kernels(self))
+            self.hold(kernels.hold(self))
         except (ImportError, AttributeError) as error:
             warnings.warn(
                 f"this PyTorch's compiler cannot range its kernels ({error}); what it compiles is ranged from outside",
@@ -128,7 +122,7 @@ class ModelAnnotation(Annotation):
             return
         compiled = Compiled(self._components or owner)
         layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
-        regions = [layer.path for layer, module in self._ranged() if module in compiled.regions]
+        regions = [layer.path for module, layer in self._ranged.items() if module in compiled.regions]
         layers_have_regions = any(layer_index(path) != -1 for path in regions)
         if len(layers) > 1 and not (self._ranges_parts or self._warned or layers_have_regions):
             self._warned = True
@@ -139,7 +133,7 @@ class ModelAnnotation(Annotation):
                 "with compiled_parts=True before",
                 stacklevel=1,
             )
-        for layer, module in self._ranged():
+        for module, layer in list(self._ranged.items()):
             for called in compiled.called(module):
                 yield put_around(called, partial(call_inside, layer))
 
@@ -155,9 +149,9 @@ class ModelAnnotation(Annotation):
         if backend is not None:  # calls may be running on this thread
             for owner in reversed([owner for owner in backend.thread.position.owners if owner in self.layers]):
                 backend.close(owner)
-        for layer, module in self._ranged():
-            if annotated.get(module) is layer:
-                del annotated[module]
+        for module, layer in self._ranged.items():
+            if ranged.get(module) is layer:
+                del ranged[module]
 
     def owner_gone(self) -> None:
         """The model was garbage-collected."""
@@ -175,7 +169,7 @@ class ModelAnnotation(Annotation):
         return () if owner is None else self._inside(Compiled(self._components or owner))
 
     def _inside(self, compiled: Compiled) -> tuple[str, ...]:
-        return tuple(layer.path for layer, module in self._ranged() if module in compiled.inside)
+        return tuple(layer.path for module, layer in self._ranged.items() if module in compiled.inside)
 
     def never_entered(self) -> list[str]:
         """Paths of modules not called while ranges were emitted: unused, compiled, or called without ``__call__``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -244,7 +245,7 @@ class generation:
         self._model = require(model, nn.Module, "generation: model", "a torch.nn.Module")
         self._number = first
         self._phase_of = phase_of or prefill_or_decode
-        self._open: list[Scope] = []
+        self._ranges = ExitStack()
         self._calls: Untraced | None = None
 
     def __enter__(self) -> generation:
@@ -256,20 +257,15 @@ class generation:
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         if self._calls is not None:
             self._calls.remove()
-        self._end()
+        self._ranges.close()
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if session.backend is None:
             return
-        self._end()
-        self._open = [step(self._number), phase(self._phase_of(args, kwargs))]
+        self._ranges.close()
+        self._ranges.enter_context(step(self._number))
+        self._ranges.enter_context(phase(self._phase_of(args, kwargs)))
         self._number += 1
-        for scope in self._open:
-            scope.__enter__()
-
-    def _end(self) -> None:
-        while self._open:
-            self._open.pop().__exit__(None, None, None)
 
 
 def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

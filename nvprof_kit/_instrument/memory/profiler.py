@@ -22,8 +22,8 @@ from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.loop.loop import hook_steps, innermost
 from nvprof_kit._instrument.memory import allocator, files, tensors
 from nvprof_kit._instrument.modules.blocks import Submodule, children, is_list
-from nvprof_kit._instrument.modules.calls import put_around
 from nvprof_kit._instrument.patches import uncompiled, uncompiled_itself
+from nvprof_kit._instrument.ranges.ranges import put_around
 from nvprof_kit._instrument.ranks import mesh_of, rank_folder
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, UsageError, require

@@ -15,7 +15,7 @@ from contextlib import ContextDecorator
 from pathlib import Path
 from typing import Any, Literal
 
-from nvprof_kit._instrument.patches import nothing
+from nvprof_kit._instrument.patches import Stack, nothing
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import replacing
 from nvprof_kit._instrument.session import Watch
@@ -50,34 +50,30 @@ class Labels:
         self._step_ended = step_ended
         self._step: int | None = None
         self._step_thread = 0
-        self._names: dict[int, list[str]] = {}
+        self._names = Stack()
 
     def entered(self, range_: Range) -> None:
         """Label with this range, if it is a layer or a phase."""
         if range_.category is Category.STEP:
             self._step, self._step_thread = range_.payload, threading.get_ident()
         elif range_.category in _LABELLING:
-            name = kineto_name(range_.text, range_.category)
-            self._names.setdefault(threading.get_ident(), []).append(name)
+            self._names.items.append(kineto_name(range_.text, range_.category))
         self._label(range_)
 
     def left(self, range_: Range) -> None:
         """Label with the enclosing range."""
-        names = self._names.get(threading.get_ident())
         if range_.category is Category.STEP:
             self._step = None
             self._step_ended(range_.payload)
-        elif range_.category in _LABELLING and names:
-            names.pop()
+        elif range_.category in _LABELLING and self._names.items:
+            self._names.items.pop()
         self._label(range_)
 
     def _label(self, range_: Range) -> None:
         if range_.category is not Category.STEP and range_.category not in _LABELLING:
             return
-        thread = threading.get_ident()
-        names = self._names.get(thread)
-        label = ""
-        if names or (self._step is not None and thread == self._step_thread):
+        names, label = self._names.items, ""
+        if names or (self._step is not None and threading.get_ident() == self._step_thread):
             label = memory_label(names[-1] if names else "", self._step)
         self.set(label)
         if range_.category not in LAYER_CATEGORIES:

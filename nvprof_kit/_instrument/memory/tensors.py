@@ -23,8 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from nvprof_kit._instrument.loop.loop import innermost
-from nvprof_kit._instrument.modules.calls import put_around
 from nvprof_kit._instrument.patches import Stack, Untraced, uncompiled, uncompiled_itself
+from nvprof_kit._instrument.ranges.ranges import put_around
 from nvprof_kit.names import strip_wrappers
 
 PARAMS, GRADS, OS_PARAMS, OS_STATE, ACTIVATION = "params", "grads", "os_params", "os_state", "activation"

@@ -18,31 +18,11 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, Patches, nothing, skip_compiling, uncompiled_itself
 from nvprof_kit._instrument.ranges.backward import Recomputes
 from nvprof_kit._instrument.ranges.layer_range import wrap
-from nvprof_kit._instrument.ranges.ranges import Block, Layer, ModuleCall, layer_of
+from nvprof_kit._instrument.ranges.ranges import Block, Layer, ModuleCall, layer_of, put_around
 from nvprof_kit.errors import UsageError
 
-annotated: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
+ranged: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
 """The layer of every module that is ranged by an annotation."""
-
-
-def put_around(module: nn.Module, function: Callable[..., Any]) -> Handle:
-    """Call a function in place of a module, outside of what is around its calls so far.
-
-    Args:
-        module: The module; held weakly.
-        function: Gets the function to call in turn, and the call's arguments.
-    """
-    compiled, functions = ModuleCall.of(module)
-    ModuleCall.set(module, compiled, [*functions, function])
-    reference = weakref.ref(module)
-
-    def remove() -> None:
-        owner = reference()
-        if owner is not None:
-            compiled, functions = ModuleCall.of(owner)
-            ModuleCall.set(owner, compiled, [outer for outer in functions if outer is not function])
-
-    return Handle(remove)
 
 
 def watch_calls(
@@ -240,7 +220,7 @@ class _Method:
     def _block(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Block | None:
         if not any(handle.ranges(module) for handle in self.handles):
             return None
-        layer = annotated.get(module)
+        layer = ranged.get(module)
         path = layer.path if layer else type(module).__name__
         if self._name != "forward":
             return layer_of(f"{path}.{self._name}")

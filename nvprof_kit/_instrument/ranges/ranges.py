@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any
 from weakref import ref
 
-from nvprof_kit._instrument.patches import uncompiled, uncompiled_itself
+from nvprof_kit._instrument.patches import Handle, uncompiled, uncompiled_itself
 from nvprof_kit.names import Category, encodable, layer_index, range_text
 
 
@@ -90,12 +90,6 @@ class Position:
         if owner in owners:
             while owners.pop() is not owner:
                 pop()
-            pop()
-
-    def close_all(self, pop: Callable[[], None]) -> None:
-        """Close all ranges."""
-        while self.owners:
-            self.owners.pop()
             pop()
 
 
@@ -257,6 +251,26 @@ class ModuleCall(partial[Any]):
 @uncompiled_itself
 def _call_module(module: Callable[[], Any], /, *args: Any, **kwargs: Any) -> Any:
     return module()._call_impl(*args, **kwargs)
+
+
+def put_around(module: Any, function: Callable[..., Any]) -> Handle:
+    """Call a function in place of a module, outside of what is around its calls so far.
+
+    Args:
+        module: The module; held weakly.
+        function: Gets the function to call in turn, and the call's arguments.
+    """
+    compiled, functions = ModuleCall.of(module)
+    ModuleCall.set(module, compiled, [*functions, function])
+    reference = ref(module)
+
+    def remove() -> None:
+        owner = reference()
+        if owner is not None:
+            compiled, functions = ModuleCall.of(owner)
+            ModuleCall.set(owner, compiled, [outer for outer in functions if outer is not function])
+
+    return Handle(remove)
 
 
 def is_ranged(module: Any) -> bool:
