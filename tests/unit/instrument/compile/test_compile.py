@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -17,7 +17,6 @@ from compiled_models import (
     blocks_in_place,
     blocks_wrapped,
     compiles,
-    fresh_compiler,
     train,
     whole,
 )
@@ -58,13 +57,6 @@ BY_BLOCK = (blocks_in_place, blocks_wrapped)
 def rarely(*case: object) -> object:
     """A case that only the full lane runs: what it shows the others show, too, unless the compiler changes."""
     return pytest.param(*case, marks=pytest.mark.full)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with fresh_compiler(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.compile compiles")
-        yield
 
 
 def expected(way: Callable[..., nn.Module]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from compiled_models import (
     blocks_in_place,
     blocks_wrapped,
     compiles,
-    fresh_compiler,
     train,
     whole,
 )
@@ -98,11 +97,10 @@ With the limit below the number of blocks, it would give up on what is not decor
 """
 
 
-@pytest.fixture(autouse=True)
-def fresh(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture
+def limit(request: pytest.FixtureRequest) -> int:
     way = request.node.callspec.params.get("way") if hasattr(request.node, "callspec") else None
-    with fresh_compiler(BLOCKS if way is by_forward and EACH_FORWARD_ANEW else LIMIT):
-        yield
+    return BLOCKS if way is by_forward and EACH_FORWARD_ANEW else LIMIT
 
 
 @pytest.mark.parametrize(("first", "fullgraph"), [("asleep", True), ("awake", False)])

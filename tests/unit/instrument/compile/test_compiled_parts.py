@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch._dynamo as dynamo
 import torch._inductor.codegen.wrapper
-from compiled_models import Stack, fresh_compiler
+from compiled_models import Stack
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -60,13 +58,6 @@ def by_block(net: Net) -> nn.Module:
 
 if not hasattr(torch._inductor.codegen.wrapper, "SubgraphPythonWrapperCodegen"):
     pytest.skip("inductor of this PyTorch is built in another way", allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    with fresh_compiler(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.compile compiles")
-        yield
 
 
 def train(model: nn.Module, scale: float = 1.0) -> torch.Tensor:
