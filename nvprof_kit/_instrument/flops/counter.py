@@ -62,8 +62,8 @@ class FlopCounter:
     def entered(self, range_: Range) -> None:
         """A range has opened on the calling thread."""
         with self._lock:
-            stack = self._threads.setdefault(threading.get_ident(), [])
-            at = stack[-1] if stack else _NOWHERE
+            stack = self._threads.setdefault(threading.get_ident(), [_NOWHERE])
+            at = stack[-1]
             if range_.category in LAYER_CATEGORIES:
                 path = parse_range(range_.text, range_.category.value).text
                 outer = None if at.layer is None else at.layer.region
@@ -79,10 +79,9 @@ class FlopCounter:
         """A range has closed on the calling thread."""
         with self._lock:
             thread = threading.get_ident()
-            stack = self._threads.get(thread)
-            if stack:
-                stack.pop()
-            if not stack:
+            if len(self._threads.get(thread, ())) > 2:
+                self._threads[thread].pop()
+            else:
                 self._threads.pop(thread, None)
             if range_.category is Category.STEP:
                 self.steps += 1
@@ -125,14 +124,10 @@ class FlopCounter:
 
     def _here(self) -> Call:
         """The thread's innermost layer, else its phase, else the phase of the only other thread that has one."""
-        stack = self._threads.get(threading.get_ident())
-        at = stack[-1] if stack else _NOWHERE
-        if at.layer is not None:
-            return at.layer
-        if at.phase is not None:
-            return at.phase
-        elsewhere = [open_[-1].phase for open_ in self._threads.values() if open_ and open_[-1].phase is not None]
-        return elsewhere[0] if len(elsewhere) == 1 else self._outside
+        at = self._threads.get(threading.get_ident(), [_NOWHERE])[-1]
+        phases = [stack[-1].phase for stack in self._threads.values() if stack[-1].phase is not None]
+        only_phase = phases[0] if len(phases) == 1 else None
+        return at.layer or at.phase or only_phase or self._outside
 
 
 def _region(regions: dict[tuple[str, str], Region], layer: str, phase: str, outer: Region | None = None) -> Region:
