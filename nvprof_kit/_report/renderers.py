@@ -30,7 +30,7 @@ RENDERERS: Mapping[str, Mapping[str, str]] = {
     },
     "Metrics": {"parts": "text.by_layer:metrics_report"},
     "NcuKernels": {"parts": "text.ncu:kernels_report"},
-    "NcuLayers": {"parts": "text.by_layer:ncu_layers_report", "figure": "plots.roofline:layers_roofline"},
+    "NcuLayers": {"parts": "text.by_layer:ncu_layers_report", "figure": "plots.roofline:roofline_figure"},
     "NcuPlan": {"parts": "text.ncu:plan_report", "script": "text.ncu:plan_script"},
     "RankTable": {"parts": "text.ranks:rank_table", "figure": "plots.ranks:waits_figure"},
     "Ranks": {"parts": "text.ranks:ranks_report", "figure": "plots.ranks:waits_figure"},

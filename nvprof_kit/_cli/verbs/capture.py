@@ -216,8 +216,8 @@ def record(
             those of nvprof_kit.step, or else optimizer steps.
         max_memory: Stop recording when the process has grown by this much since its first step; 0 for no limit. PyTorch
             needs about six times as much memory to write the trace.
-        annotate: Annotate the model without changing the program. By default only with --detail stacks, which names
-            modules by class and number else.
+        annotate: Annotate the model without changing the program. By default only with --detail stacks, whose
+            modules would be classes with numbers.
         count: Count the operations and the bytes of the program's second step, best outside the recorded steps, into
             NAME.flops.json.
         detail: Record also Python call stacks, beginning with the first module call; the input shapes of each operator;

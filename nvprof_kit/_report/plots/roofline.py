@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvprof_kit._analysis.ncu.roofline import Roofline
+from nvprof_kit._analysis.ncu.roofline import roofline as roofline_of
 from nvprof_kit._report.plots.plots import PALETTE, canvas
 from nvprof_kit._report.text.texts import fit, kernel_names
 
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from nvprof_kit._analysis.ncu.layers import NcuLayers
-    from nvprof_kit._analysis.ncu.roofline import Roofline
 
 _OTHERS, _OTHER_COLOUR = "other layers", "#999999"
 _MARKERS = {"forward": "o", "backward": "s", "recompute": "^"}
@@ -25,16 +26,10 @@ _SAME = 1.02
 _LARGEST = 600.0  # area in square points of the kernel with the most time
 
 
-def layers_roofline(result: NcuLayers) -> Figure:
-    """The roofline: FLOP/s over arithmetic intensity of each measured kernel."""
-    from nvprof_kit._analysis.ncu.roofline import roofline
-
+def roofline_figure(result: NcuLayers) -> Figure:
+    """FLOP/s over arithmetic intensity (FLOP/byte) of each measured kernel, both logarithmic."""
     assert result.report is not None
-    return roofline_figure(roofline(result.report, result))
-
-
-def roofline_figure(roofline: Roofline) -> Figure:
-    """FLOP/s over arithmetic intensity (FLOP/byte), both logarithmic."""
+    roofline = roofline_of(result.report, result)
     title = "Roofline: a dot is a kernel of a layer, as large as its GPU time"
     figure, axes = canvas((10, 6.5), title, "operations by byte of DRAM", "operations a second", "both")
     # the peaks, of which equal ones share a line, and the slope of the memory's bandwidth
