@@ -11,10 +11,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from support.captures.nsys_file import NsysFile
 from support.cli import execute
 
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
+DATA = Path(__file__).parents[1] / "data"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FOUNDATION = {"names", "errors", "issues", "_findings", "_toml"}
@@ -208,14 +208,12 @@ def test_annotating_names_pulls_in_neither_torch_nor_pandas() -> None:
     assert loaded("from nvprof_kit import layer_range, step, phase, mark, record") & {"torch", "pandas"} == set()
 
 
-def test_reading_never_imports_torch_nor_nvtx(tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("layers.0", 100, 200, category="forward")
-    file.kernel(300, 330, launched=(110, 115))
-    capture = file.write()
-    call = f"main(['layers', {str(capture)!r}])"
+def test_layers_with_counts_imports_nothing_that_it_does_not_use() -> None:
+    call = f"main(['layers', '--format', 'csv', {str(DATA / 'limits' / 'llama.sqlite.xz')!r}])"
     run = f"from nvprof_kit._cli import main\ntry: {call}\nexcept SystemExit as end: assert not end.code"
-    assert loaded(run) & {"torch", "nvtx", "matplotlib"} == set()
+    modules = loaded(run)
+    assert "nvprof_kit._analysis.flops.work" in modules
+    assert modules & {"torch", "nvtx", "matplotlib", "rich", "scipy", "networkx", "duckdb"} == set()
 
 
 def test_a_capture_is_opened_before_pandas_is_loaded() -> None:
