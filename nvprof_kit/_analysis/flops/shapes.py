@@ -469,10 +469,10 @@ def _outermost(frame: pd.DataFrame, kind: npt.NDArray[np.object_]) -> npt.NDArra
     """
     nesting = nest(*(frame[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
     parent, has_formula = np.append(nesting.parent, NONE), np.zeros(len(kind) + 1, dtype=bool)
-    around = parent[:-1][kind == "formula"]
-    while (around != NONE).any():
-        has_formula[around[around != NONE]] = True
-        around = parent[around]
+    enclosing_calls = parent[:-1][kind == "formula"]
+    while (enclosing_calls != NONE).any():
+        has_formula[enclosing_calls[enclosing_calls != NONE]] = True
+        enclosing_calls = parent[enclosing_calls]
     stands_for_all = (kind != "unknown") | ~has_formula[:-1]
     enclosing = np.append(inherit(np.where(stands_for_all, np.arange(len(kind)), NONE), nesting), NONE)
     outermost: npt.NDArray[np.bool_] = stands_for_all & (enclosing[parent[:-1]] == NONE)

@@ -32,10 +32,10 @@ def whole_nodes(operators: pd.DataFrame) -> pd.DataFrame:
     is_inner = ~nodes["engine"] & enclosing.isin(nodes.index[nodes["engine"]])
     is_numbered = is_inner & (nodes["sequence"] >= 0)
     numbers = ["sequence", "forward_tid"]
-    whole: pd.DataFrame = operators.copy()
-    whole.loc[enclosing[is_numbered], numbers] = nodes.loc[is_numbered, numbers].to_numpy()
-    whole = whole.drop(nodes.index[is_inner]).reset_index(drop=True)
-    return whole
+    merged: pd.DataFrame = operators.copy()
+    merged.loc[enclosing[is_numbered], numbers] = nodes.loc[is_numbered, numbers].to_numpy()
+    merged = merged.drop(nodes.index[is_inner]).reset_index(drop=True)
+    return merged
 
 
 def makers(operators: pd.DataFrame) -> Int64Array:
@@ -141,8 +141,8 @@ def envelopes(operators: pd.DataFrame, owner: Int64Array, outer: Int64Array) -> 
         is_first = is_first | (np.diff(level, prepend=NONE - 1) != 0)
         first = np.flatnonzero(is_first)
         last = np.append(first[1:], len(level)) - 1
-        part = nodes[["start_ns", "end_ns", "pid", "tid"]].iloc[first].assign(layer_range=level[first])
-        part["end_ns"] = nodes["end_ns"].to_numpy()[last[: len(first)]]
-        parts.append(part[part["layer_range"] != NONE])
+        intervals_of_level = nodes[["start_ns", "end_ns", "pid", "tid"]].iloc[first].assign(layer_range=level[first])
+        intervals_of_level["end_ns"] = nodes["end_ns"].to_numpy()[last[: len(first)]]
+        parts.append(intervals_of_level[intervals_of_level["layer_range"] != NONE])
     intervals: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return intervals

@@ -102,11 +102,13 @@ class Rule:
         for key, template in templates.items():
             try:  # a format width or an attribute access could create huge strings or reach into Python objects
                 fields = [field for field in Formatter().parse(template or "") if field[1] is not None]
-                odd = next((repr(name) for _, name, width, how in fields if name not in groups or width or how), "")
+                unknown_group = next(
+                    (repr(name) for _, name, width, how in fields if name not in groups or width or how), ""
+                )
             except ValueError as error:
-                odd = str(error)
-            if odd:
-                raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({odd})")
+                unknown_group = str(error)
+            if unknown_group:
+                raise UsageError(f"{named}: {key} = {template!r} names an unknown group ({unknown_group})")
         if entry.get("layer") and "phase" in entry and "{" not in entry["phase"] and entry["phase"] not in LAYER_PHASES:
             raise UsageError(f"{named}: phase = {entry['phase']!r}; a layer's is one of {', '.join(LAYER_PHASES)}")
         operator = entry.get("operator", "")

@@ -229,9 +229,9 @@ class _Renamed:
         for row in np.flatnonzero(parent >= recorded).tolist():
             meaning = self.meanings[self.meaning[row]]
             is_operator = meaning.operator == OPERATORS[0]
-            part = meaning.part or (meaning.name.text.rpartition("::")[2] if is_operator else "")
-            if part:
-                path = f"{self.names[name[parent[row]]].text}.{part}"
+            part_name = meaning.part or (meaning.name.text.rpartition("::")[2] if is_operator else "")
+            if part_name:
+                path = f"{self.names[name[parent[row]]].text}.{part_name}"
                 name[row] = len(self.names)
                 self.names.append(RangeName(path, Category.FORWARD))
         self.rows["name"] = name

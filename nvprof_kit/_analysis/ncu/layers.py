@@ -268,9 +268,9 @@ def _spread_work(
     results = [result for results in result_of for result in results]
     averaged = amounts.iloc[results].groupby(signature).mean().reindex(range(len(result_of)))
     unmeasured = np.flatnonzero(kernels.other_ns)
-    others = {"owner": unmeasured, "item": -1, "ns": kernels.other_ns[unmeasured], "launches": 0}
+    other_launches = {"owner": unmeasured, "item": -1, "ns": kernels.other_ns[unmeasured], "launches": 0}
     launches = kernels.by_owner().rename(columns={"signature": "item"})
-    launches = pd.concat([launches, pd.DataFrame(others)], ignore_index=True)
+    launches = pd.concat([launches, pd.DataFrame(other_launches)], ignore_index=True)
     names = tuple(each.name for each in kernels.signatures)
     work = Work(kernels.owners, kernels.parents, launches, averaged, names)
     return work, trace.info.warnings, len(amounts) - len(set(results))

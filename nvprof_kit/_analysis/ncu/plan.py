@@ -181,9 +181,8 @@ def plan(
     is_included = np.array([not layer or layer in with_ancestors(path, kernels.parents) for path, _ in owners], bool)
     scope = f"in {layer or 'the capture'}"
     work = kernels.by_owner()
-    work = work[is_included[work["owner"]]]
     classes = np.array([family_of(signature.name).kernel_class for signature in signatures], dtype=object)
-    work["kernel_class"] = classes[work["signature"]]
+    work = work.assign(kernel_class=classes[work["signature"]])[is_included[work["owner"]]]
     is_comm = work["kernel_class"] == "comm"
     collectives_ns, work = int(work["ns"][is_comm].sum()), work[~is_comm]
     if not work["ns"].any() and collectives_ns:
@@ -204,17 +203,9 @@ def plan(
     if counts is not None:
         limits = work_per_step(counts, trace.info, owners, compiled_rows(trace, attribution))
         above_limit = _above_limit(work, owners, limits, len(attribution.ranges.steps))
-    work["weight"] = work["ns"] if above_limit is None else above_limit
-
-    # what must be covered: everything, and with `every_layer` each block
+    work = work.assign(weight=work["ns"] if above_limit is None else above_limit)
     other_ns = kernels.other_ns * is_included
-    blocks = np.array([block_of(path) for path, _ in owners], dtype=object)
-    goals = {"everything": np.append(_by_signature(work, len(signatures)), other_ns.sum())}
-    for block in dict.fromkeys(blocks) if every_layer else ():
-        of_block = work[blocks[work["owner"]] == block]
-        if block != NO_LAYER and of_block["weight"].any():
-            goals[block] = np.append(_by_signature(of_block, len(signatures)), other_ns[blocks == block].sum())
-    amounts = np.array([*goals.values()], dtype=np.int64)
+    goals, amounts = _goals(work, other_ns, owners, len(signatures), every_layer)
     weight = amounts[0, :-1]
     chosen = _cover(amounts, name, share)
     if chosen is None:
@@ -239,7 +230,7 @@ def plan(
         invocations=invocations,
         measurements=len(measured),
         covered=float(covered[0]),
-        least_covered=([*goals][fewest], float(covered[fewest])),
+        least_covered=(goals[fewest], float(covered[fewest])),
         gpu_ns=gpu_ns,
         above_limit_ns=None if above_limit is None else int(amounts[0].sum()),
         collectives_ns=collectives_ns,
@@ -271,11 +262,6 @@ def _above_limit(
     return above_limit
 
 
-def _by_signature(work: pd.DataFrame, count: int) -> Int64Array:
-    """The weight of each signature, shape ``(count,)``."""
-    return np.bincount(work["signature"], weights=work["weight"], minlength=count).astype(np.int64)
-
-
 def block_of(layer: str) -> str:
     """The outermost block that a layer is part of: its path up to the first number, or all of it:
     ``model.layers.3.mlp`` gives ``model.layers.3``.
@@ -283,6 +269,27 @@ def block_of(layer: str) -> str:
     parts = layer.split(".")
     number = next((index for index, path_part in enumerate(parts) if path_part.isdecimal()), len(parts) - 1)
     return ".".join(parts[: number + 1])
+
+
+def _goals(
+    work: pd.DataFrame, other_ns: Int64Array, owners: Sequence[Owner], signatures: int, every_layer: bool
+) -> tuple[list[str], Int64Array]:
+    """What must be covered: everything, and with `every_layer` each block.
+
+    Returns:
+        The names of the goals, and their weight by signature with the time of everything else as a last column, shape
+        ``(goals, signatures + 1)``.
+    """
+    blocks = np.array([block_of(path) for path, _ in owners], dtype=object)
+    goals, amounts = [], []
+    for block in ("everything", *dict.fromkeys(blocks.tolist())) if every_layer else ("everything",):
+        in_block = np.ones(len(blocks), dtype=bool) if block == "everything" else blocks == block
+        rows = work[in_block[work["owner"]]]
+        if block == "everything" or (block != NO_LAYER and rows["weight"].any()):
+            by_signature = np.bincount(rows["signature"], weights=rows["weight"], minlength=signatures)
+            goals.append(block)
+            amounts.append(np.append(by_signature, other_ns[in_block].sum()))
+    return goals, np.array(amounts).astype(np.int64)
 
 
 def _cover(goals: Int64Array, name: Int64Array, share: float) -> list[int] | None:

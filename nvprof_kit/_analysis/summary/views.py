@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
 """The parts in the model view; `data` is the data loader."""
 
-_PART_OF_PHASE = {part: part for part in MODEL_PARTS} | {"dataloader": "data", "zero_grad": "optimizer"}
+_PART_OF_PHASE = dict(zip(MODEL_PARTS, MODEL_PARTS, strict=True)) | {"dataloader": "data", "zero_grad": "optimizer"}
 
 
 def device(facts: Facts) -> pd.DataFrame:
@@ -108,16 +108,16 @@ def model(facts: Facts) -> pd.DataFrame:
     is_phase = ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA))
     part_of_range = np.where(is_phase, _parts(phases), NONE)
     is_call = ranges.first & ~inside_its_like(part_of_range, ranges)
-    for code, part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
-        is_named = (phases == part).to_numpy()
+    for code, model_part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
+        is_named = (phases == model_part).to_numpy()
         if (is_named & (part_of_range == code)).any():
             is_call &= is_named | (part_of_range != code)
     columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
     intervals = pd.DataFrame({**columns, "step": steps_around(ranges, np.arange(len(ranges.start)))})
     tables = []
-    for code, part in enumerate(MODEL_PARTS):
-        gpu = facts.busy_ops(np.flatnonzero(part_of_op == code), part=part).rename(columns={"calls": "gpu_ops"})
-        cpu = facts.busy(intervals[part_of_range == code], "cpu_total_ns", part=part)
+    for code, model_part in enumerate(MODEL_PARTS):
+        gpu = facts.busy_ops(np.flatnonzero(part_of_op == code), part=model_part).rename(columns={"calls": "gpu_ops"})
+        cpu = facts.busy(intervals[part_of_range == code], "cpu_total_ns", part=model_part)
         tables.append(gpu.merge(cpu, on=["step", "part"], how="outer", sort=False))
     return facts.with_ratios(tables, ["part", "calls", "gpu_ops"])
 
