@@ -135,20 +135,20 @@ def _calls(trace: Trace, owner: Int64Array, kernels: int) -> pd.DataFrame:
     calls = trace.collectives.assign(kernel=owner)[owner >= 0]
     calls["kind"] = calls["call"].map({name: kind_of(name) for name in calls["call"].cat.categories}).astype(object)
     of_kernel = calls[calls["kind"] != ""].groupby("kernel")["kind"]
-    found = {"kind": of_kernel.first().where(of_kernel.nunique() == 1, "SendRecv")}
+    columns = {"kind": of_kernel.first().where(of_kernel.nunique() == 1, "SendRecv")}
     if "communicator" in calls:
-        found |= {name: calls.groupby("kernel")[name].last() for name in ("communicator", "sequence")}
+        columns |= {name: calls.groupby("kernel")[name].last() for name in ("communicator", "sequence")}
     if "description" in calls:
-        found["group"] = calls.groupby("kernel")["description"].last()
+        columns["group"] = calls.groupby("kernel")["description"].last()
     if "operation" in calls:
         # the id of a kernel's operation, or one id for a set of several, the same on every rank
         operations = calls[calls["operation"] >= 0].sort_values("operation").groupby("kernel")["operation"]
-        found["operation"], several = operations.first(), operations.nunique() > 1
+        columns["operation"], several = operations.first(), operations.nunique() > 1
         for kernel in several.index[several]:
             ids = operations.get_group(kernel).unique().astype("<i8")
             digest = hashlib.blake2b(ids.tobytes(), digest_size=8).digest()
-            found["operation"][kernel] = int.from_bytes(digest, "little") >> 1
-    for name, column in found.items():
+            columns["operation"][kernel] = int.from_bytes(digest, "little") >> 1
+    for name, column in columns.items():
         table[name] = column.astype(table[name].dtype).reindex(table.index, fill_value=values[name])
     return table
 

@@ -196,7 +196,9 @@ def _chain(
         if sum(map(len, candidates)) > TRIED_PAIRS:
             break
         matches = [
-            match for rank, others in zip(ranks, candidates, strict=True) if (match := _best(sides[rank], others))
+            match
+            for rank, sides_of_stage in zip(ranks, candidates, strict=True)
+            if (match := _best(sides[rank], sides_of_stage))
         ]
         ranks = sorted({match.rank for match in matches})
         if not matches or len(ranks) < len(matches):
@@ -210,10 +212,10 @@ def _chain(
 def _best(first: _Side, candidates: Mapping[int, _Side]) -> _Match | None:
     """The rank whose messages fit those of a rank, and how; None if none or several do."""
     steps = sorted({step for step, _ in first.of})
-    middle = max(len(steps) - TRIED_STEPS, 0) // 2
+    first_tried = max(len(steps) - TRIED_STEPS, 0) // 2
     fits: list[tuple[float, float, int, int]] = []  # the cost, that of another assignment, the rank and its offset
     for rank, side in candidates.items():
-        tried = _tried(first, side, steps[middle:][:TRIED_STEPS])
+        tried = _tried(first, side, steps[first_tried:][:TRIED_STEPS])
         different = [
             fit.cost
             for fit in tried
@@ -228,7 +230,7 @@ def _best(first: _Side, candidates: Mapping[int, _Side]) -> _Match | None:
         return None
     # assign the messages of all steps; from step to step, the offset follows the clocks' drift
     rows, partners, broken = [_NONE], [_NONE], set()
-    for direction in (steps[middle:], steps[:middle][::-1]):
+    for direction in (steps[first_tried:], steps[:first_tried][::-1]):
         offset = best_offset
         for step in direction:
             fit = _assigned(first, candidates[partner], [step], offset)

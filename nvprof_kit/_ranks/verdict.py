@@ -250,8 +250,8 @@ def late_rank(
         sentence += f", {_ms(by_kind[top] - place_cost)} {reason}"
     for kind, ns in by_kind.drop(top).items():
         if ns >= NOTABLE * length:
-            place = {"work": " elsewhere", "host": " in all layers"}.get(str(kind), "")
-            sentence += f", {_ms(ns)} {_PHRASES.get(str(kind), str(kind))}{place}"
+            elsewhere = {"work": " elsewhere", "host": " in all layers"}.get(str(kind), "")
+            sentence += f", {_ms(ns)} {_PHRASES.get(str(kind), str(kind))}{elsewhere}"
     if has_steps:
         often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
         sentence += f", in {often} of {plural(len(steps), 'step')}"
@@ -400,13 +400,13 @@ def more_work(tables: JobTables, layers: pd.DataFrame, costs: pd.DataFrame, leng
     peers, peer_work = work.drop(columns=rank).median(axis=1), float(work.sum().drop(rank).median())
     if work[rank].sum() - peer_work < NOTABLE * length:
         return None
-    layer, phase = place = (work[rank] - peers).idxmax()
+    layer, phase = owner = (work[rank] - peers).idxmax()
     where = f"in the {phase} phase" if layer == NO_LAYER else f"in {layer} {phase}"
     waits = float(costs[rank].median()) if rank in costs else 0.0
     sentence = (
         f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank].sum())} of a step of {_ms(length)}, "
-        f"those of the others {_ms(peer_work)}; most of the difference is {where}, {_ms(work.loc[place, rank])} "
-        f"against {_ms(peers[place])}; only {_ms(waits)} of waiting for it are measured: {unmatched_share:.0%} of the "
+        f"those of the others {_ms(peer_work)}; most of the difference is {where}, {_ms(work.loc[owner, rank])} "
+        f"against {_ms(peers[owner])}; only {_ms(waits)} of waiting for it are measured: {unmatched_share:.0%} of the "
         "collectives have no match"
     )
     return Verdict(

@@ -184,10 +184,10 @@ def _gpus(nvml: Any) -> dict[int, Any]:
     """Handles by ordinal: the current device, or all visible ones without CUDA context; none without a driver."""
     try:
         nvml.nvmlInit()
-        every = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
+        all_devices = ",".join(map(str, range(nvml.nvmlDeviceGetCount())))
     except Exception:  # no driver, or the driver does not respond
         return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", every).replace(" ", "").split(",")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", all_devices).replace(" ", "").split(",")
     names = dict(enumerate(filter(None, visible)))
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():  # CUDA's device order may differ from NVML's
