@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
@@ -27,9 +27,6 @@ from nvprof_kit._result.result import TABLE, Result, RowOptions, Several
 from nvprof_kit._result.writer import Document, refuse_input, writing
 from nvprof_kit.errors import UsageError
 
-if TYPE_CHECKING:
-    pass
-
 LETTERS = {
     **{"capture": "c", "force": "f", "kernel": "k", "layer": "l", "dry_run": "n", "output": "o", "preset": "p"},
     **{"ranks": "r", "session": "s", "set": "s", "ncu": "x", "nsys": "x"},
@@ -38,7 +35,13 @@ LETTERS = {
 
 METAVARS = {
     **{"captures": "CAPTURE...", "command": "-- python PROGRAM [ARGUMENT]...", "program": "-- PROGRAM [ARGUMENT]..."},
-    **{"also": "REGEX", "collective": "STAGE", "domain": "NAME", "layer": "PATH"},
+    **{
+        "subject": "[CAPTURE... | -- COMMAND [ARGUMENT]...]",
+        "also": "REGEX",
+        "collective": "STAGE",
+        "domain": "NAME",
+        "layer": "PATH",
+    },
     **{"fail_on": "TARGET:+N%", "max_memory": "MB", "rank": "N"},
     **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
     **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "process": "RANK", "ranks": "LIST"},
@@ -241,7 +244,7 @@ def _parameters(
         elif parameter.default is not parameter.empty:
             yield option(parameter.name, kind, parameter.default, meanings.get(parameter.name, ""), source)
         elif positional and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-            is_program = parameter.name in ("program", "command", "words")
+            is_program = parameter.name in ("program", "command", "subject")
             yield click.Argument(
                 [parameter.name],
                 metavar=METAVARS.get(parameter.name, parameter.name.upper()),
@@ -473,7 +476,7 @@ def progress() -> Iterator[Callable[[str], None]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
-        yield lambda words: bar.update(task, description=escape(words))
+        yield lambda stage: bar.update(task, description=escape(stage))
 
 
 Answer = TypeVar("Answer")

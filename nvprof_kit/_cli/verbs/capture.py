@@ -239,7 +239,7 @@ def record(
 
 
 @CAPTURE.verb("nvprof-kit doctor run.sqlite", writes=WITHOUT_PLOT, cls=_Doctor, ignore_unknown_options=True)
-def doctor(output: Output, words: tuple[str, ...], *, measure: str | None = None) -> None:
+def doctor(output: Output, subject: tuple[str, ...], *, measure: str | None = None) -> None:
     """Check this machine before profiling, or a capture after it, for problems that make a profile fail or mislead.
 
     Without a CAPTURE, doctor checks this machine: GPU, driver, nsys, ncu, permissions, container, other profilers,
@@ -253,12 +253,12 @@ def doctor(output: Output, words: tuple[str, ...], *, measure: str | None = None
         measure: Measure this GPU's peaks, for 10 s, and leave them in FOLDER [default: .] for the captures there.
     """
     separated = click.get_current_context().obj
-    if words and not separated and Path(words[0]).is_file():  # a program to run is not of a known kind
-        expect(words[0], CAPTURES, NEEDED)
-    of_captures = bool(words) and is_capture(words[0])
+    if subject and not separated and Path(subject[0]).is_file():  # a program to run is not of a known kind
+        expect(subject[0], CAPTURES, NEEDED)
+    of_captures = bool(subject) and is_capture(subject[0])
     if of_captures:
-        output.spare(words)
-    checks = check(*words, measure=measure) if of_captures else check(command=words, measure=measure)
+        output.spare(subject)
+    checks = check(*subject, measure=measure) if of_captures else check(command=subject, measure=measure)
     output.write_results([checks])
     if not checks.ok:
         sys.stdout.flush()
