@@ -28,28 +28,42 @@ from nvprof_kit._result.writer import Document, refuse_input, writing
 from nvprof_kit.errors import UsageError
 
 LETTERS = {
-    **{"capture": "c", "force": "f", "kernel": "k", "layer": "l", "dry_run": "n", "output": "o", "preset": "p"},
-    **{"ranks": "r", "session": "s", "set": "s", "ncu": "x", "nsys": "x"},
-}
+    "capture": "c", "dry_run": "n", "force": "f", "kernel": "k", "layer": "l", "ncu": "x", "nsys": "x",
+    "output": "o", "preset": "p", "ranks": "r", "session": "s", "set": "s",
+}  # fmt: skip
 """The letters of options."""
 
-METAVARS = {
-    **{"captures": "CAPTURE...", "command": "-- python PROGRAM [ARGUMENT]...", "program": "-- PROGRAM [ARGUMENT]..."},
-    **{
-        "subject": "[CAPTURE... | -- COMMAND [ARGUMENT]...]",
-        "also": "REGEX",
-        "collective": "STAGE",
-        "domain": "NAME",
-        "layer": "PATH",
-    },
-    **{"fail_on": "TARGET:+N%", "max_memory": "MB", "rank": "N"},
-    **{"range": "TEXT", "rules": "PRESET|FILE", "schedule": "S", "sort": "COLUMN", "steps": "FIRST:STOP"},
-    **{"timeline": "RANKS", "where": "GLOB", "dask": "SCHEDULER", "process": "RANK", "ranks": "LIST"},
-    **dict.fromkeys(("capture", "counts", "model", "script"), "FILE"),
-    **{"measure": "[FOLDER]", "vs": "NEW...", "with_": "CAPTURE"},
-    **dict.fromkeys(("kernel", "output", "preset", "session", "set"), "NAME"),
-    **dict.fromkeys(("ncu", "nsys"), "OPTION"),
+_OF_METAVAR = {
+    "CAPTURE...": "captures",
+    "[CAPTURE... | -- COMMAND [ARGUMENT]...]": "subject",
+    "-- python PROGRAM [ARGUMENT]...": "command",
+    "-- PROGRAM [ARGUMENT]...": "program",
+    "CAPTURE": "with_",
+    "COLUMN": "sort",
+    "FILE": "capture counts model script",
+    "[FOLDER]": "measure",
+    "FIRST:STOP": "steps",
+    "GLOB": "where",
+    "LIST": "ranks",
+    "LOG...": "logs",
+    "MB": "max_memory",
+    "N": "rank",
+    "NAME": "domain kernel output preset session set",
+    "NEW...": "vs",
+    "OPTION": "ncu nsys",
+    "PATH": "layer",
+    "PRESET|FILE": "rules",
+    "RANK": "process",
+    "RANKS": "timeline",
+    "REGEX": "also",
+    "REPORT...": "reports",
+    "S": "schedule",
+    "SCHEDULER": "dask",
+    "STAGE": "collective",
+    "TARGET:+N%": "fail_on",
+    "TYPE=FLOPS": "peak",
 }
+METAVARS = {name: metavar for metavar, names in _OF_METAVAR.items() for name in names.split()}
 """What stands for the value of an option or argument in the help, if not its kind."""
 
 POSITIVE = ("depth", "top")
@@ -291,7 +305,7 @@ def option(name: str, kind: str, default: Any, meaning: str, source: Callable[..
     if name == "measure":
         settings["is_flag"], settings["flag_value"] = False, "."
     if name == "peak":
-        settings["callback"], settings["metavar"], settings["default"] = _peaks, "TYPE=FLOPS", ()
+        settings["callback"], settings["default"] = _peaks, ()
     return click.Option(declared, **settings)
 
 
