@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._trace.files.checks import DoubleKey, without_doubles
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.schema import Column
 from nvprof_kit.errors import CaptureError
@@ -149,13 +148,11 @@ def flops_of_rank(named: str | Path, capture: str | Path) -> Path:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(read_packed(path), object_pairs_hook=without_doubles)
+        return json.loads(read_packed(path))
     except FileNotFoundError:
         raise CaptureError(f"{path}: no such file") from None
     except OSError as error:
         raise CaptureError(f"{path}: {error.strerror}") from None
-    except DoubleKey as error:
-        raise CaptureError(f"{path}: {error}; count again with nvprof_kit.count_flops") from None
     except (ValueError, RecursionError):
         raise CaptureError(f"{path}: not JSON; needed a file of nvprof_kit.count_flops") from None
 

@@ -1,10 +1,9 @@
-"""Checks of JSON and of the times in it; `nvprof_kit._trace.validate` checks what was read."""
+"""Checks of the times in JSON; `nvprof_kit._trace.validate` checks what was read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,21 +55,3 @@ def whole_ns(named: str | Path, noun: str, microseconds: npt.NDArray[np.float64]
     if len(wrong):
         raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} events; {AGAIN}")
     return nanoseconds.astype(np.int64)
-
-
-class DoubleKey(ValueError):
-    """An object of a JSON file has a key twice: readers would silently take one of its values."""
-
-
-def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The ``object_pairs_hook`` of `json.loads` for files in which a second value would change the result.
-
-    Raises:
-        DoubleKey: A key appears twice.
-    """
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        double = next(key for key in mapping if keys.count(key) > 1)
-        raise DoubleKey(f"the key {double[:80]!r} appears twice in an object")
-    return mapping

@@ -94,18 +94,18 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
         units = {name: bases[name][0] for name in cells}
         factors = pd.DataFrame([{name: bases[name][1] for name in cells}])
     metrics, texts, faults = parse_metrics(cells, factors)
+    kernels = _kernels(table, domain)
     if _NVTX not in table:
         warnings.append(f"no column {_NVTX}: no kernel's ranges are known; measure with ncu --nvtx")
     else:
-        nvtx = [cell.strip() for cell in table[_NVTX]]
-        broken = sum(1 for cell in nvtx if cell and parse_nvtx(cell)[0] < 0)
-        if broken or not any(nvtx):
-            state = f"holds no state in {broken}" if broken else f"is empty in {len(nvtx)}"
-            warnings.append(f"the column {_NVTX} {state} of {len(nvtx)} results: their ranges are not known")
+        is_unknown = kernels["tid"].to_numpy() < 0
+        if is_unknown.all() or (is_unknown & (table[_NVTX].str.strip().to_numpy() != "")).any():
+            count = f"{is_unknown.sum()} of {len(kernels)} results"
+            warnings.append(f"the column {_NVTX} holds no thread in {count}: their ranges are not known")
     launches = _LAUNCHES.search(text)
     return NcuReport(
         path=named,
-        kernels=_kernels(table, domain),
+        kernels=kernels,
         metrics=pd.DataFrame(metrics),
         texts=pd.DataFrame(texts, index=range(len(table))),
         units={name: units[name] for name in metrics},
@@ -209,10 +209,7 @@ def _details(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFr
 def _kernels(results: pd.DataFrame, domain: str) -> pd.DataFrame:
     """The measured kernels; columns `KERNELS`."""
     cells = results.reindex(columns=_IDENTITY, fill_value="")
-    states, kernels = [parse_nvtx(cell) for cell in cells[_NVTX]], cells["Kernel Name"].tolist()
-    for index, (_, ranges) in enumerate(states):  # ``--print-nvtx-rename kernel`` puts a range before the kernel's name
-        prefixes = (f"{name}/" for _, name in ranges if kernels[index].startswith(f"{name}/"))
-        kernels[index] = kernels[index].removeprefix(next(prefixes, ""))
+    states = [parse_nvtx(cell) for cell in cells[_NVTX]]
     integers = {
         name: np.array([int(re.sub(r"\D", "", cell)[:18] or -1) for cell in cells[title]], dtype=np.int64)
         for name, title in (("id", "ID"), ("pid", "Process ID"), ("device", "Device"))
@@ -225,7 +222,7 @@ def _kernels(results: pd.DataFrame, domain: str) -> pd.DataFrame:
         **integers,
         **sizes,
         "tid": np.array([thread for thread, _ in states], dtype=np.int64),
-        "kernel": kernels,
+        "kernel": cells["Kernel Name"].tolist(),
         "cc": cells["CC"].tolist(),
         "stack": [tuple(name for range_domain, name in ranges if range_domain == domain) for _, ranges in states],
     }

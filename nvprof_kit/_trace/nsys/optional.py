@@ -9,7 +9,6 @@ import re
 
 import numpy as np
 
-from nvprof_kit._trace.files.checks import without_doubles
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import launching_calls
@@ -102,7 +101,7 @@ def _generic_events(db: Database) -> Columns:
             if not (isinstance(when, int) and isinstance(type_, int)):
                 raise db.refuse(f"GENERIC_EVENTS.rawTimestamp is {when!r} and typeId {type_!r} where a sample is")
             try:
-                values = json.loads(data, object_pairs_hook=without_doubles)
+                values = json.loads(data)
             except (ValueError, RecursionError):
                 values = None
             if not isinstance(values, dict):

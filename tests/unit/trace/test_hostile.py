@@ -58,18 +58,13 @@ CALL = {"args": {"correlation": 5}}
 @pytest.mark.parametrize(
     ("kernel", "said"),
     [
-        ({"ts": None}, "1 kernel events have no ts"),
-        ({"dur": "seven"}, "1 kernel events have no dur"),
         ({"dur": -3}, "end before they begin"),
         ({"ts": float("nan")}, "ts is nan in 1 events|no ts"),
-        ({"name": None}, "1 kernel events have no name"),
-        ({"args": None}, r"no kernel event has args\.device"),
         ({"args": [1]}, r"no kernel event has args\.device"),
-        ({"args": {"device": 0}}, r"no kernel event has args\.correlation"),
         ({"args": {"device": 0, "correlation": 2**70}}, r"no kernel event has args\.correlation"),
     ],
 )
-def test_keys_that_an_event_lacks_are_named(tmp_path: Path, kernel: dict[str, Any], said: str) -> None:
+def test_values_that_cannot_be_are_named(tmp_path: Path, kernel: dict[str, Any], said: str) -> None:
     path = trace(tmp_path / "a.json", event("kernel", **(KERNEL | kernel)), event("cuda_runtime", **CALL))
     with pytest.raises(CaptureError, match=said):
         open_capture(path)
