@@ -6,7 +6,6 @@ import gzip
 import json
 import lzma
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -107,18 +106,7 @@ def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest
             read(path)
 
 
-# ---------------------------------------------------------------- snapshots, timers, ncu
-
-
-def test_a_file_of_another_kind_is_recognised(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="an SQLite file, as nsys exports: `nvprof-kit layers`"):
-        open_snapshot(capture(tmp_path / "a.sqlite"))
-    (path := tmp_path / "a.pickle").write_bytes(pickle.dumps({}))
-    with pytest.raises(CaptureError, match="a pickle: `nvprof-kit memory` reads"):
-        open_capture(path)
-    (path := tmp_path / "a.log").write_text("[RANK 0] forward\n")
-    with pytest.raises(CaptureError, match="`nvprof-kit timers` reads it"):
-        open_capture(path)
+# ---------------------------------------------------------------- timers, ncu
 
 
 TIMER = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_dur=900.0ms\n"
