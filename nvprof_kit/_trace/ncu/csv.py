@@ -209,7 +209,10 @@ def _details(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFr
 def _kernels(results: pd.DataFrame, domain: str) -> pd.DataFrame:
     """The measured kernels; columns `KERNELS`."""
     cells = results.reindex(columns=_IDENTITY, fill_value="")
-    states = [parse_nvtx(cell) for cell in cells[_NVTX]]
+    states, kernels = [parse_nvtx(cell) for cell in cells[_NVTX]], cells["Kernel Name"].tolist()
+    for index, (_, ranges) in enumerate(states):  # ``--print-nvtx-rename kernel`` puts a range before the kernel's name
+        prefixes = (f"{name}/" for _, name in ranges if kernels[index].startswith(f"{name}/"))
+        kernels[index] = kernels[index].removeprefix(next(prefixes, ""))
     integers = {
         name: np.array([int(re.sub(r"\D", "", cell)[:18] or -1) for cell in cells[title]], dtype=np.int64)
         for name, title in (("id", "ID"), ("pid", "Process ID"), ("device", "Device"))
@@ -222,7 +225,7 @@ def _kernels(results: pd.DataFrame, domain: str) -> pd.DataFrame:
         **integers,
         **sizes,
         "tid": np.array([thread for thread, _ in states], dtype=np.int64),
-        "kernel": cells["Kernel Name"].tolist(),
+        "kernel": kernels,
         "cc": cells["CC"].tolist(),
         "stack": [tuple(name for range_domain, name in ranges if range_domain == domain) for _, ranges in states],
     }

@@ -21,7 +21,7 @@ KERNELS: Mapping[str, Column] = MappingProxyType(
         "id": Column("int64", "ncu's id of the result, from 0 in each report"),
         "pid": Column("int64", "process id, -1 if unknown"),
         "tid": Column("int64", "thread that launched it, -1 if the report has no NVTX state"),
-        "kernel": Column("object", "name of the kernel"),
+        "kernel": Column("object", "name of the kernel, without a prefix of `--print-nvtx-rename`"),
         "grid": Column("object", "grid size in blocks, as `(64, 1, 1)`; '' if unknown"),
         "block": Column("object", "block size in threads, in the same form"),
         "device": Column("int64", "device ordinal, -1 if unknown"),
