@@ -33,14 +33,15 @@ SYMMETRIC = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 _MEMBERS = """
     SELECT x.rank, x.index, x.kind, x.step, bytes, size, start_ns, end_ns, alone_ns AS alone, {comm} AS comm,
         CASE WHEN kind IN ('Send', 'Recv', 'SendRecv') THEN 'SendRecv' ELSE kind END AS sort,
-        {keys}
-    FROM collectives AS x {joins}
+        coalesce(r.c, CASE WHEN {operation} >= 0 AND {comm} LIKE 'stream %' THEN 0
+            ELSE hash({comm}, coalesce(part, 0)) END) AS c,
+        coalesce(r.s, CASE WHEN {operation} >= 0 OR {sequence} >= 0 THEN -2 ELSE x.step END) AS s,
+        coalesce(r.k, CASE WHEN {operation} >= 0 THEN {operation} WHEN {sequence} >= 0 THEN sequence
+            ELSE {number} END) AS k
+    FROM collectives AS x LEFT JOIN parts AS p ON p.comm = {comm} AND p.rank = x.rank
+        LEFT JOIN renumbered AS r ON r.rank = x.rank AND r.index = x.index
 """
 """The collectives with the keys that match them across ranks: communicator, step and number."""
-
-_C = "CASE WHEN {operation} >= 0 AND {comm} LIKE 'stream %' THEN 0 ELSE hash({comm}, {part}) END"
-_S = "CASE WHEN {operation} >= 0 OR {sequence} >= 0 THEN -2 ELSE x.step END"
-_K = "CASE WHEN {operation} >= 0 THEN {operation} WHEN {sequence} >= 0 THEN sequence ELSE {number} END"
 
 _SORTS = (*SYMMETRIC, "SendRecv", "Broadcast", "Reduce")
 _CODE = " ".join(f"WHEN '{sort}' THEN {code}" for code, sort in enumerate(_SORTS, 1))
@@ -184,7 +185,7 @@ class JobTables:
         # if only some ranks have communicator ids, match by stream, which all ranks have
         by_stream = named.any() and not named.all()
         row_number = "row_number() OVER (PARTITION BY x.rank, stream, x.step ORDER BY x.index)"
-        self._ids = {
+        ids = {
             "comm": "'stream ' || stream" if by_stream else "x.comm",
             "number": row_number if by_stream else "number",
             "sequence": "sequence" if numbered.all() else "-1",
@@ -192,7 +193,8 @@ class JobTables:
         }
         self._query("CREATE TABLE parts (comm VARCHAR, rank BIGINT, part BIGINT)")
         self._query("CREATE TABLE renumbered (rank BIGINT, index BIGINT, c UBIGINT, s BIGINT, k BIGINT)")
-        self._show_members()
+        self._query(f"CREATE VIEW members AS {_MEMBERS.format(**ids)}")
+        self._count_members()
 
     def _read(self, table: str) -> str:
         """A query over a table of the maps."""
@@ -208,22 +210,11 @@ class JobTables:
             grouped = "GROUP BY ALL"
         return f"SELECT {', '.join(columns.values())} FROM {source} {grouped}"
 
-    def _show_members(self) -> None:
-        """Set the query for the collectives with their keys, and count them: c, comm, s, rank, n."""
-        keys = {"c": _C, "s": _S, "k": _K}
-        joins, split = [], "0"
-        if self._value("SELECT count(*) FROM parts"):
-            joins.append(f"LEFT JOIN parts AS p ON p.comm = {self._ids['comm']} AND p.rank = x.rank")
-            split = "coalesce(part, 0)"
-        if self._value("SELECT count(*) FROM renumbered"):
-            joins.append("LEFT JOIN renumbered AS r ON r.rank = x.rank AND r.index = x.index")
-            keys = {name: f"coalesce(r.{name}, {key})" for name, key in keys.items()}
-        columns = ", ".join(f"{key.format(part=split, **self._ids)} AS {name}" for name, key in keys.items())
-        members = _MEMBERS.format(comm=self._ids["comm"], keys=columns, joins=" ".join(joins))
-        self._query(f"CREATE OR REPLACE VIEW members AS {members}")
+    def _count_members(self) -> None:
+        """Count the collectives by key: c, comm, s, rank, n."""
+        columns = "c, comm, s, rank"
         self._query(
-            "CREATE OR REPLACE TABLE tallies AS "
-            "SELECT c, comm, s, rank, count(*) AS n FROM members GROUP BY c, comm, s, rank"
+            f"CREATE OR REPLACE TABLE tallies AS SELECT {columns}, count(*) AS n FROM members GROUP BY {columns}"
         )
 
     def split(self, parts: pd.DataFrame) -> None:
@@ -246,7 +237,7 @@ class JobTables:
         if len(rows):
             self._db.register("given", rows)
             self._query(f"INSERT INTO {table} BY NAME SELECT * FROM given")
-            self._show_members()
+            self._count_members()
 
     def close(self) -> None:
         """Release memory and temporary files."""
