@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,11 +81,12 @@ def measure(
     left, right = (torch.randn(width, width, device=device) for _ in range(2))
     operations = 2 * width**3
     flops = {}
-    with _fp32_precision("highest"):
-        flops["fp32"] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
-    if capability >= (8, 0):
-        with _fp32_precision("high"):
-            flops["tf32"] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
+    before = torch.get_float32_matmul_precision()
+    for name, precision, since in (("fp32", "highest", (0, 0)), ("tf32", "high", (8, 0))):
+        if capability >= since:
+            torch.set_float32_matmul_precision(precision)
+            flops[name] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
+    torch.set_float32_matmul_precision(before)
     for name, dtype, since in (("bf16", torch.bfloat16, (8, 0)), ("fp16", torch.float16, (7, 0))):
         if capability >= since:
             flops[name] = operations / _fastest(partial(torch.matmul, left.to(dtype), right.to(dtype)), device, seconds)
@@ -99,18 +99,6 @@ def measure(
     source, addend, target = (torch.ones(copy_bytes // 4, device=device) for _ in range(3))
     passes = (2, lambda: target.copy_(source)), (3, lambda: torch.add(source, addend, out=target)), (1, target.zero_)
     return flops, max(arrays * copy_bytes / _fastest(run, device, seconds) for arrays, run in passes)
-
-
-@contextmanager
-def _fp32_precision(precision: str) -> Iterator[None]:
-    import torch
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _fastest(run: Callable[[], Any], device: str, seconds: float) -> float:

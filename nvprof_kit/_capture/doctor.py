@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nvprof_kit._capture.machine import Machine, Program
 from nvprof_kit._capture.nsight_releases import cuda_of, cuda_of_driver, is_newest, known_trouble, numbers, release_for
@@ -17,18 +17,7 @@ def examine_machine(machine: Machine) -> tuple[Finding, ...]:
     """All findings, most severe first."""
     findings = [finding for check in CHECKS for finding in check(machine)]
     if machine.program is not None:
-        findings += [
-            checked(
-                "warning" if word.endswith(".py") else "error",
-                "program",
-                f"'{word}' is not found, or cannot be run",
-                "the program would not start here",
-                "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep",
-            )
-            for word in machine.program.missing
-        ]
-        if machine.program.interpreter is not None or not machine.program.missing:
-            findings += [*_python(machine.program, machine), *_source(machine.program)]
+        findings += check_program(machine.program, machine)
     return by_severity(findings)
 
 
@@ -235,46 +224,43 @@ CHECKS = (
 """What is checked of a machine, whatever the program."""
 
 
-# ---------------------------------------------------------------- the program to profile
-
-
-def _python(program: Program, machine: Machine) -> Iterator[Finding]:
-    if program.interpreter is None:
+def check_program(program: Program, machine: Machine) -> Iterator[Finding]:
+    """The program to profile: its words, its Python with torch and nvtx, and its script."""
+    for word in program.missing:
         yield checked(
-            "note",
+            "warning" if word.endswith(".py") else "error",
             "program",
-            "the command names no Python",
-            "its packages were not checked",
-            "name it: nvprof-kit doctor -- python train.py",
+            f"'{word}' is not found, or cannot be run",
+            "the program would not start here",
+            "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep",
         )
-        return
     name, versions = program.interpreter, program.versions
-    if versions is None:
-        yield checked(
-            "error",
-            "program",
-            f"{name} does not start",
-            "the program would not start either",
-            f"run {name} --version to see why",
-        )
-        return
-    if not versions.get("nvprof-kit"):
+    if name is not None and versions is not None:
+        yield from _check_python(name, versions, machine)
+    elif name is not None:
+        why, fix = "the program would not start either", f"run {name} --version to see why"
+        yield checked("error", "program", f"{name} does not start", why, fix)
+    elif not program.missing:
+        why, fix = "its packages were not checked", "name it: nvprof-kit doctor -- python train.py"
+        yield checked("note", "program", "the command names no Python", why, fix)
+    if re.search(r"torch\.profiler|autograd\.profiler|nvprof_kit\.record\(", program.source):
         yield checked(
             "warning",
-            "program",
-            f"{name} has no nvprof-kit",
-            "without it the program emits no ranges",
-            f"{name} -m pip install nvprof-kit",
+            "other-profilers",
+            "the program uses PyTorch's own profiler",
+            "CUDA serves one profiler at a time: with both, one of them gets no kernels",
+            "turn it off while nsys or ncu runs",
         )
+
+
+def _check_python(name: str, versions: Mapping[str, str | None], machine: Machine) -> Iterator[Finding]:
     torch, cuda, nvtx = (versions.get(package) for package in ("torch", "cuda", "nvtx"))
+    if not versions.get("nvprof-kit"):
+        why, fix = "without it the program emits no ranges", f"{name} -m pip install nvprof-kit"
+        yield checked("warning", "program", f"{name} has no nvprof-kit", why, fix)
     if versions.get("broken"):
-        yield checked(
-            "error",
-            "torch",
-            f"torch cannot be imported: {versions['broken']}",
-            "the program would not run",
-            "reinstall torch",
-        )
+        evidence = f"torch cannot be imported: {versions['broken']}"
+        yield checked("error", "torch", evidence, "the program would not run", "reinstall torch")
     elif torch and cuda is None and machine.gpus:
         yield checked(
             "error",
@@ -284,13 +270,9 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             f"{name} -m pip install torch --index-url https://download.pytorch.org/whl/cu126 (or your CUDA's)",
         )
     elif torch and cuda and machine.driver_cuda and numbers(cuda)[:1] > numbers(machine.driver_cuda)[:1]:
-        yield checked(
-            "error",
-            "torch",
-            f"torch {torch} needs CUDA {cuda}, the driver supports {machine.driver_cuda}",
-            "it will find no GPU",
-            "update the driver, or install a torch build for an older CUDA",
-        )
+        evidence = f"torch {torch} needs CUDA {cuda}, the driver supports {machine.driver_cuda}"
+        fix = "update the driver, or install a torch build for an older CUDA"
+        yield checked("error", "torch", evidence, "it will find no GPU", fix)
     elif torch:
         yield checked("ok", "torch", f"torch {torch}" + (f" for CUDA {cuda}" if cuda else ""))
     if nvtx and machine.nsys and numbers(nvtx) >= (0, 2, 12) and numbers(machine.nsys)[:2] <= (2024, 2):
@@ -300,16 +282,4 @@ def _python(program: Program, machine: Machine) -> Iterator[Finding]:
             f"nvtx {nvtx} does not detect nsys {machine.nsys}",
             "nvprof-kit's own ranges are still recorded; those that other packages make with nvtx are not",
             "update nsys, or: pip install nvtx==0.2.11",
-        )
-
-
-def _source(program: Program) -> Iterator[Finding]:
-    source = program.source
-    if re.search(r"torch\.profiler|autograd\.profiler|from torch\.profiler|nvprof_kit\.record\(", source):
-        yield checked(
-            "warning",
-            "other-profilers",
-            "the program uses PyTorch's own profiler",
-            "CUDA serves one profiler at a time: with both, one of them gets no kernels",
-            "turn it off while nsys or ncu runs",
         )

@@ -88,13 +88,6 @@ def read_preset(name: str) -> Settings:
     return settings
 
 
-def _read_options(nsys: str, verb: str) -> frozenset[str]:
-    """The options that nsys has for a verb, by its help; none if it does not run."""
-    # an option marked (Deprecated) is in the help and refused all the same
-    lines = [line for line in (run_command([nsys, verb, "--help"]) or "").splitlines() if "(Deprecated)" not in line]
-    return frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", "\n".join(lines), re.MULTILINE))
-
-
 def _installed_name(name: str, options: frozenset[str]) -> str | None:
     """An option's name in the installed nsys; None if it has none of this meaning."""
     aliases = next((names for names in _ALIASES if name in names), (name,))
@@ -110,7 +103,10 @@ def fit_settings(settings: Settings, words: Sequence[str], nsys: str, *verbs: st
         nsys: The executable; without one, the settings are as they are.
         verbs: The verb to run, and another that takes what this one does not.
     """
-    options = [_read_options(nsys, verb) for verb in verbs]
+    helps = [run_command([nsys, verb, "--help"]) or "" for verb in verbs]
+    # an option marked (Deprecated) is in the help and refused all the same
+    listed = ["\n".join(line for line in text.splitlines() if "(Deprecated)" not in line) for text in helps]
+    options = [frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", text, re.MULTILINE)) for text in listed]
     has_help = all(options)
     fitted: Settings = {}
     for name, value in settings.items():

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -185,8 +185,18 @@ class NsysSupervisor(Supervisor):
             pass_fds=descriptors,
             preexec_fn=os.setpgrp,  # noqa: PLW1509  # Ctrl-C comes to this process only
         )
-        relay = threading.Thread(target=self._relay, args=[self._child.stdout], daemon=True)
-        relay.start()
+        output = self._child.stdout or ()
+
+        def relay_all() -> None:
+            for line in output:
+                text = line.decode(errors="replace")
+                if text.strip().startswith("Generating '") and self._ends_with_capture:
+                    self._tell_program(signal.SIGTERM)
+                self._has_failed |= _FAILED.search(text.strip()) is not None
+                relay(text, self._stage)
+
+        relaying = threading.Thread(target=relay_all, daemon=True)
+        relaying.start()
         returncode = self._child.wait()
         status = returncode if returncode >= 0 else 128 - returncode
         if status <= 128:  # nsys may end before a program that takes its time
@@ -199,17 +209,8 @@ class NsysSupervisor(Supervisor):
                     status = int(text)
                     break
                 time.sleep(0.1)
-        relay.join(timeout=5.5)  # what nsys left running might have it open
+        relaying.join(timeout=5.5)  # what nsys left running might have it open
         return status
-
-    def _relay(self, output: Iterable[bytes]) -> None:
-        """Print what nsys says, as `relay` does, and note what it tells of itself."""
-        for line in output:
-            text = line.decode(errors="replace").strip()
-            if text.startswith("Generating '") and self._ends_with_capture:
-                self._tell_program(signal.SIGTERM)
-            self._has_failed |= _FAILED.search(text) is not None
-            relay(line.decode(errors="replace"), self._stage)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM

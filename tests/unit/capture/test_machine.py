@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nvprof_kit._capture import nsight_releases
 from nvprof_kit._capture.doctor import examine_machine
 from nvprof_kit._capture.machine import Gpu, Machine, Program, read_machine
 
@@ -125,22 +124,6 @@ def test_what_is_known_of_an_old_nsys_is_said() -> None:
     assert "nearly all" not in newer.why
     older_driver = replace(WELL, nsys="2022.4.2", driver_cuda="12.4")
     assert "nearly all" not in next(one for one in examine_machine(older_driver) if one.title == "nsys").why
-
-
-@pytest.mark.parametrize(
-    ("tool", "version", "cuda"),
-    [
-        ("nsys", "2023.4.4.54", "12.4"),
-        ("nsys", "2024.2.3", "12.5"),
-        ("nsys", "2024.5.1", "12.6"),  # of an update of CUDA 12.6
-        ("nsys", "2022.4.2", "12.0"),  # came with 11.8 too
-        ("nsys", "2021.3", None),
-        ("ncu", "2025.3.1.0", "13.0"),
-        ("ncu", "2099.1", "13.4"),
-    ],
-)
-def test_the_cuda_of_a_release(tool: str, version: str, cuda: str | None) -> None:
-    assert nsight_releases.cuda_of(tool, version) == cuda
 
 
 SMI = "| NVIDIA-SMI 580.65.06   Driver Version: 580.65.06   CUDA Version: 13.0 |"
