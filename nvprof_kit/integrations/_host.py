@@ -1,4 +1,4 @@
-"""What the integrations share: the loop of a framework, and the models that it calls.
+"""What the integrations share: the loop of a framework, the models that it calls, and the engines that serve one.
 
 Steps, phases, micro-batches and evaluations are ranges; a schedule says which steps are recorded.
 """
@@ -6,7 +6,9 @@ Steps, phases, micro-batches and evaluations are ranges; a schedule says which s
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +23,7 @@ from nvprof_kit._instrument.loop.schedule import Schedule, Switch
 from nvprof_kit._instrument.modules.blocks import Submodule, by_structure, children, class_name, unwrapped
 from nvprof_kit._instrument.modules.calls import ranged
 from nvprof_kit._instrument.patches import Patch, never_fails
+from nvprof_kit._instrument.ranges.ranges import Layer
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -216,3 +219,91 @@ def calling_object(attribute: str) -> Any:
         frame = frame.f_back
     candidate = None if frame is None else frame.f_locals.get("self")
     return candidate if hasattr(candidate, attribute) else None
+
+
+class EngineLoop(HostLoop):
+    """The steps of a serving process, defined by the model runner that loads its model first.
+
+    The runner of a draft model, which loads later, has its layers ranged under ``draft``; its calls are part of the
+    first runner's step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(annotation={"backward": False})
+        self._runner: weakref.ref[Any] | None = None
+
+    def _is_first(self, runner: Any) -> bool:
+        return self._runner is not None and self._runner() is runner
+
+    @never_fails
+    def loaded(self, runner: Any, model: nn.Module) -> None:
+        """A runner has loaded its model."""
+        if self._runner is None or self._runner() is None or self._is_first(runner):
+            self._runner = weakref.ref(runner)
+            self.begin(model, watch=False)
+        elif model not in session.annotated:
+            self.handles.append(annotate_under("draft", model))
+
+    @never_fails
+    def called(self, runner: Any, phase: str) -> None:
+        """A runner runs a batch; this ends the previous step if sampling did not."""
+        self.sampled(runner)
+        if self._is_first(runner):
+            self.step_begin()
+            self.phase(phase)
+
+    @never_fails
+    def sampled(self, runner: Any) -> None:
+        """A runner has sampled; this ends the step. Work until the next batch belongs to no step."""
+        if self._is_first(runner) and self.in_step:
+            self.step_end()
+
+    @contextmanager
+    def capturing(self, size: int) -> Iterator[None]:
+        """Capture the CUDA graph of a batch size in the block; layers are named ``graph8.model.layers.3``."""
+        layers = [] if session.backend is None else [layer for handle in self.handles for layer in handle.layers]
+        captured = [Layer(f"graph{size}.{layer.path}", backward=False) for layer in layers]
+        if layers:
+            self.phase("capture")
+        for layer, in_graph in zip(layers, captured, strict=True):
+            layer.swap(in_graph)
+        try:
+            yield
+        finally:
+            for layer, in_graph in zip(layers, captured, strict=True):
+                layer.swap(in_graph)
+            self.phase(None)
+
+
+def phase_of(tokens: list[int], decode_tokens: int = 1) -> str:
+    """``decode`` if all sequences of a batch have at most `decode_tokens` new tokens, ``prefill`` if all have more,
+    else ``mixed``.
+    """
+    decoding = sum(count <= decode_tokens for count in tokens)
+    return "decode" if decoding == len(tokens) else "mixed" if decoding else "prefill"
+
+
+_engine: EngineLoop | None = None
+
+
+def engine() -> EngineLoop:
+    """The engine loop of this process."""
+    global _engine  # noqa: PLW0603
+    if _engine is None:
+        _engine = EngineLoop()
+    return _engine
+
+
+def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Annotate the model that a runner has loaded."""
+    result = method(runner, *args, **kwargs)
+    engine().loaded(runner, getattr(runner, "model", None) or runner.get_model())
+    return result
+
+
+def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """End the step with its sampling."""
+    try:
+        return method(runner, *args, **kwargs)
+    finally:
+        engine().sampled(runner)

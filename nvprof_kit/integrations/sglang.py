@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvprof_kit._instrument.patches import warn
-from nvprof_kit.integrations._engine import engine, load_model, sample
-from nvprof_kit.integrations._host import listens
+from nvprof_kit.integrations._host import engine, listens, load_model, sample
 
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner"

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvprof_kit._instrument.patches import after_import, warn
-from nvprof_kit.integrations._engine import engine, load_model, phase_of, sample
-from nvprof_kit.integrations._host import listens
+from nvprof_kit.integrations._host import engine, listens, load_model, phase_of, sample
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 """Modules with a class ``GPUModelRunner``."""

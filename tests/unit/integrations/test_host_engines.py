@@ -20,7 +20,7 @@ import torch
 from support.ranges.sink import Outline
 from torch import nn
 
-from nvprof_kit.integrations import _engine as serving
+from nvprof_kit.integrations import _host as serving
 from nvprof_kit.integrations import megatron, sglang, vllm
 from nvprof_kit.integrations.factory import fabric_callbacks, lightning_callbacks
 
