@@ -10,7 +10,6 @@ import dataclasses
 import gc
 import os
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, layer_range, phase
-from nvprof_kit._instrument.ranges.ranges import Range
-from nvprof_kit._instrument.session import Backend
+from support.ranges.sink import Outline
 
 Program = list[list[Any]]
 
@@ -75,37 +73,24 @@ class Fragile(nn.Module):
         return x + self.second(hidden)
 
 
-class Recorder(Backend):
+class Recorder(Outline):
     """A tool that records what each thread pushes, with its depth, and pops (None)."""
 
     def __init__(self, log: list[Any]) -> None:
         super().__init__()
         self.log = log
-        self.depths: Counter[str] = Counter()
-        self.pop = self._pop
 
-    def pusher(self, range_: Range) -> Any:
-        return lambda: self._push(range_.text)
-
-    def _push(self, text: str) -> None:
+    def _record(self, text: str | None) -> None:
         thread = threading.current_thread().name
-        self.depths[thread] += 1
-        self.log.append((thread, self.depths[thread], text))
+        self.log.append((thread, self.threads[thread], text))
+
+    def _push(self, range_: session.Range) -> None:
+        super()._push(range_)
+        self._record(range_.text)
 
     def _pop(self) -> None:
-        thread = threading.current_thread().name
-        self.log.append((thread, self.depths[thread], None))
-        self.depths[thread] -= 1
-
-    def start(self, range_: Range) -> object:
-        self.log.append(f"start {range_.text}")
-        return range_
-
-    def end(self, started: Range) -> None:
-        self.log.append(f"end {started.text}")
-
-    def mark(self, range_: Range) -> None:
-        self.log.append(f"mark {range_.text}")
+        self._record(None)
+        super()._pop()
 
 
 class World:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from model_zoo import make
 from support.ranges.sink import Sink
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -97,21 +98,14 @@ def test_one_that_fails_leaves_nothing_open(reentrant: bool, sink: Sink) -> None
 
 
 def test_of_the_blocks_of_transformers(sink: Sink) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, use_cache=False
-    )
-    model = transformers.LlamaForCausalLM(config).train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    tokens = torch.zeros(1, 3, dtype=torch.long)
+    model, loss_of = make("llama")
+    model.train().gradient_checkpointing_enable({"use_reentrant": False})
     with annotate_model(model):
-        out = model(input_ids=tokens, labels=tokens)[0]
+        loss = loss_of(model)
         with phase("pass"):
-            out.backward()
-    assert [line for line in passed(sink) if line.count(".") == 2] == [
-        "model.layers.1 recompute",
-        "model.layers.0 recompute",
-    ]
+            loss.backward()
+    blocks = [line for line in passed(sink) if line.count(".") == 2]
+    assert blocks == [f"model.layers.{index} recompute" for index in (2, 1, 0)]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
