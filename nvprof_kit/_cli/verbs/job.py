@@ -92,8 +92,13 @@ def compare(
         report("comparing ranks")
         if output.data_format == "html":
             command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
-            numbers = _numbers("--timeline", timeline, [number for number in timeline.split(",") if number.strip()])
-            page = job.report(timeline=numbers, title=", ".join(captures[:4]), command=command)
+            if not re.fullmatch(r"(\d{1,9}(,\d{1,9})*)?", timeline):
+                raise UsageError(f"--timeline {timeline}: needed numbers by commas, as in 0,17,300")
+            page = job.report(
+                timeline=[int(number) for number in timeline.split(",") if number],
+                title=", ".join(captures[:4]),
+                command=command,
+            )
             return output.write_document(page)
         answer = job.answer()
     output.write_results([(answer if view is None else answer.only(view)).selected(**rows)])
@@ -139,28 +144,12 @@ def map_(
     click.echo(f"{output}: {len(names)} maps", err=True)
 
 
-def _numbers(option: str, text: str, texts: Sequence[str], count: int | None = None) -> list[int]:
-    """The numbers in the text of an option.
-
-    Raises:
-        UsageError: A word is not a number, or there are not this many.
-    """
-    wrong = [word for word in texts if not re.fullmatch(r"\s*\d{1,9}\s*", word)]
-    if wrong or len(texts) != (count or len(texts)):
-        raise UsageError(f"{option} {text}: {(wrong or [text])[0]!r} is no number; needed {_FORMS[option]}")
-    return [int(word) for word in texts]
-
-
-_FORMS = {
-    "--rank": "FILE=N, as in --rank run.sqlite=3",
-    "--timeline": "numbers by commas, as in 0,17,300",
-}
-
-
 def _ranks_by_file(pairs: Sequence[str]) -> dict[str, int]:
     """The ranks of ``--rank FILE=N``."""
-    split = {pair: pair.rpartition("=") for pair in pairs}
-    return {
-        file: _numbers("--rank", pair, [number if equals else pair], 1)[0]
-        for pair, (file, equals, number) in split.items()
-    }
+    ranks = {}
+    for pair in pairs:
+        file, _, number = pair.rpartition("=")
+        if not file or not re.fullmatch(r"\d{1,9}", number):
+            raise UsageError(f"--rank {pair}: needed FILE=N, as in --rank run.sqlite=3")
+        ranks[file] = int(number)
+    return ranks
