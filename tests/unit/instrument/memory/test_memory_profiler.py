@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_zoo import transformer
 from support.torch_release import EAGER, RELEASE, DTensor, Shard, fully_shard
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -391,18 +392,9 @@ def encoder() -> tuple[nn.Module, dict[str, torch.Tensor]]:
 
 
 def llama() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=500,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        use_cache=False,
-    )
-    tokens = torch.randint(0, 500, (2, 40))
-    return transformers.LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens.clone()}
+    tokens = torch.randint(0, 32, (2, 12))
+    model = transformer("Llama", "ForCausalLM", use_cache=False).model
+    return model, {"input_ids": tokens, "labels": tokens.clone()}
 
 
 def gained(call: Callable[[], Any]) -> tuple[int, Any]:
