@@ -7,9 +7,9 @@ rank's own clock is offset and drifts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,8 @@ def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1, process
     def write(part: int) -> None:
         for number, first in firsts[part::processes]:
             mine = np.array(kept[first : first + ranks_per_file])
-            made = dict(_tables(job, played, mine, _Clocks(offset[mine], drift[mine]), lost))
+            clock = partial(_on_own_clocks, offset=offset[mine], drift=drift[mine])
+            made = dict(_tables(job, played, mine, clock, lost))
             tables = {table: pa.table({name: made[table][name] for name in schema}) for table, schema in TABLES.items()}
             write_map(folder, f"part-{number:05d}.parquet", tables)
 
@@ -185,18 +186,13 @@ def _kinds(per_step: int, steps: int, rows: int, columns: int, layers: int) -> t
     return column, layer, backward
 
 
-@dataclass(frozen=True)
-class _Clocks:
-    offset: Floats
-    drift: Floats
-
-    def __call__(self, moments: Floats) -> Ints:
-        """True times, by (…, rank), on the ranks' own clocks."""
-        return np.round(moments * (1 + self.drift) + self.offset).astype(np.int64)
+def _on_own_clocks(moments: Floats, offset: Floats, drift: Floats) -> Ints:
+    """True times, by (…, rank), on the ranks' own clocks."""
+    return np.round(moments * (1 + drift) + offset).astype(np.int64)
 
 
 def _tables(
-    job: SyntheticJob, played: Played, ranks: Ints, clock: _Clocks, lost: set[int]
+    job: SyntheticJob, played: Played, ranks: Ints, clock: Callable[[Floats], Ints], lost: set[int]
 ) -> Iterator[tuple[str, dict[str, object]]]:
     count, here = job.steps * job.per_step, len(ranks)
     step = np.repeat(np.arange(job.steps), job.per_step)
@@ -245,7 +241,6 @@ def _tables(
     computed, idled = (
         np.round(values[:, ranks]).astype(np.int64).T.ravel() for values in (played.computed, played.idled)
     )
-    waited = flat["e"] - flat["a"]
     waited, loaded = flat["e"] - flat["a"], np.round(played.loaded[:, ranks]).astype(np.int64).T.ravel()
     kinds, loads = 3, np.zeros(here * job.steps, dtype=np.int64)  # computing, idling and waiting; then loading
     segments: dict[str, Any] = {
@@ -331,16 +326,18 @@ def _words(codes: npt.NDArray[np.integer], names: list[str]) -> pa.DictionaryArr
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names))
 
 
+def _random_fault(random: np.random.Generator, kind: str, ranks: int, layers: int, first: int, steps: int) -> Fault:
+    rank, layer, step = (int(random.integers(low, high)) for low, high in ((0, ranks), (0, layers), (first, steps)))
+    return Fault(kind, rank, layer, step, float(random.uniform(0.8, 2.0)))
+
+
 def random_job(seed: int) -> SyntheticJob:
     """A job with one random fault, on a random grid, with random noise."""
     random = np.random.default_rng(seed)
     rows, columns = (int(random.integers(3, 6)), int(random.integers(2, 6)))
     kind = KINDS[seed % len(KINDS)]
     ranks, steps, layers = rows * columns, int(random.integers(6, 10)), int(random.integers(4, 9))
-    fault = Fault(
-        kind, int(random.integers(0, ranks)), int(random.integers(0, layers)), int(random.integers(1, steps)),
-        float(random.uniform(0.8, 2.0)),
-    )  # fmt: skip
+    fault = _random_fault(random, kind, ranks, layers, 1, steps)
     gone = [rank for rank in random.permutation(ranks).tolist() if rank != fault.rank][: int(random.integers(0, 2))]
     in_row = {fault.rank // columns * columns + one for one in range(columns)}
     missing = tuple(rank for rank in gone if rank not in in_row)
@@ -362,10 +359,7 @@ def odd_job(seed: int) -> SyntheticJob:
     if (kind == "slow_link" and (rows < 3 or columns < 2)) or (kind == "rotating" and ranks < 3):
         kind = "none"
     steps, layers = int(random.integers(6, 10)), int(random.integers(3, 9))
-    fault = Fault(
-        kind, int(random.integers(ranks)), int(random.integers(layers)), int(random.integers(2, steps)),
-        float(random.uniform(0.8, 2)),
-    )  # fmt: skip
+    fault = _random_fault(random, kind, ranks, layers, 2, steps)
     lost = int(random.integers(0, 12))
     in_row = {fault.rank // columns * columns + one for one in range(columns)}
     gone = random.permutation(ranks)[: int(random.integers(0, 2))].tolist()
