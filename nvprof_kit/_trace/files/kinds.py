@@ -24,13 +24,13 @@ class Kind(NamedTuple):
     Attributes:
         description: What it is.
         read_by: The verb that reads it.
-        begins: How such files may begin.
+        magic: How such files may begin.
         contains: What tells it from other JSON, in the first bytes.
     """
 
     description: str
     read_by: str
-    begins: tuple[bytes, ...] = ()
+    magic: tuple[bytes, ...] = ()
     contains: tuple[bytes, ...] = ()
 
     @property
@@ -82,15 +82,15 @@ def kind_of(header: bytes) -> Kind | None:
     if b"NVIDIA" in header[:64] and b"Report" in header[:64]:
         return NSYS_REPORT
     for kind in (SQLITE, NCU_REPORT, NCU_PAGE, TIMERS, PICTURE, PARQUET, HTML):
-        if header.startswith(kind.begins):
+        if header.startswith(kind.magic):
             return kind
     if header.startswith(b"\x80"):
         return FLIGHT if b"pg_config" in header else PICKLE
     if header.startswith(b"==") and b'"ID",' in header:
         return NCU_PAGE
     if header.lstrip()[:1] in (b"{", b"["):
-        known = (kind for kind in (TRACE, FLOPS, ANSWER, FLIGHT) if any(word in header for word in kind.contains))
-        return next(known, JSON)
+        kinds = (kind for kind in (TRACE, FLOPS, ANSWER, FLIGHT) if any(word in header for word in kind.contains))
+        return next(kinds, JSON)
     first = header.split(b"\n", 1)[0]
     return CSV if b"," in first and b"_ns" in first else None
 

@@ -106,9 +106,9 @@ def _module_paths(calls: pd.DataFrame, names: Iterable[str]) -> list[str]:
     paths: list[str] = []
     for parent, name in node_of:
         kind = parent, _NUMBER.sub("", name)
-        part = f"{kind[1]}.{counts[kind]}" if siblings[kind] > 1 else kind[1]
+        label = f"{kind[1]}.{counts[kind]}" if siblings[kind] > 1 else kind[1]
         counts[kind] += 1
-        paths.append(f"{paths[parent]}.{part}" if parent >= 0 else part)
+        paths.append(f"{paths[parent]}.{label}" if parent >= 0 else label)
     return [paths[node] for node in nodes]
 
 

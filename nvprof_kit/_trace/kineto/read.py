@@ -168,6 +168,6 @@ def _self_times(start: Int64Array, end: Int64Array, tid: Int64Array) -> tuple[In
         thread, now = threads[operator], starts[operator]
         open_operators.append(operator)
     run_until(math.inf)
-    owner, begin, until = np.frombuffer(intervals, dtype=np.int64).reshape(-1, 3).T
+    owner, since, until = np.frombuffer(intervals, dtype=np.int64).reshape(-1, 3).T
     never = np.setdiff1d(np.arange(len(start)), owner)
-    return np.append(owner, never), np.append(begin, start[never]), np.append(until, start[never])
+    return np.append(owner, never), np.append(since, start[never]), np.append(until, start[never])

@@ -45,9 +45,9 @@ def base_unit(unit: str) -> tuple[str, float]:
     (('ns', 1000.0), ('hz', 1000000000.0), ('hz', 1000000000.0), ('byte/block', 1000.0))
     """
     names, power = [], 0
-    for part, sign in zip(unit.split("/", 1), (1, -1), strict=False):
-        match = _UNIT.fullmatch(part)
-        names.append("s" if match and match[2] else match[4].lower() if match else part)
+    for factor, sign in zip(unit.split("/", 1), (1, -1), strict=False):
+        match = _UNIT.fullmatch(factor)
+        names.append("s" if match and match[2] else match[4].lower() if match else factor)
         power += sign * _POWERS[match[1] or match[3] or ""] if match else 0
     if names == ["s"]:
         return "ns", 10.0 ** (power + 9)

@@ -96,6 +96,6 @@ def _kernel(number: int, result: dict[str, Any], metrics: dict[str, float], doma
         "grid": grid and f"({grid})",
         "block": block and f"({block})",
         "device": int(metrics.get("launch__device_id", -1)),
-        "cc": joined([f"device__attribute_compute_capability_{part}" for part in ("major", "minor")], "."),
+        "cc": joined([f"device__attribute_compute_capability_{level}" for level in ("major", "minor")], "."),
         "stack": tuple(result["ranges"].get(domain or DEFAULT_DOMAIN, ())),
     }

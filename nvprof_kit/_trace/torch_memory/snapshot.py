@@ -183,11 +183,11 @@ def _labels(events: dict[str, Any], spans: dict[str, Any], annotations: dict[str
         position = np.searchsorted(starts, time[is_on_device], side="right")
         pytorch[is_on_device] = np.where(position > 0, position + len(texts) - 1, 0)
         texts += names
-    own = events["label"]
-    rows, group = distinct_rows(own.codes.astype(np.int64), program, pytorch)
+    recorded = events["label"]
+    rows, group = distinct_rows(recorded.codes.astype(np.int64), program, pytorch)
     joined = []
     for code, program_text, pytorch_text in zip(*(row.tolist() for row in rows), strict=True):
-        label = own.categories[code] or texts[program_text]
+        label = recorded.categories[code] or texts[program_text]
         (name, step), (phase, step_around) = parse_memory_label(label), parse_memory_label(texts[pytorch_text])
         is_whole = name and step is not None
         joined.append(label if is_whole else memory_label(name or phase, step_around if step is None else step))
