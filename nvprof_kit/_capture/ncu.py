@@ -57,13 +57,13 @@ def read_sets(ncu: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UsageError(f"no set '{name}'; there are: {' '.join(known_sets)}")
     command = ["bash", str(folder / "sets.sh"), *paths]
     environ = {**os.environ, "NCU": ncu}
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environ, check=False)
-    notes = [line.removeprefix("sets.sh: ") for line in done.stderr.splitlines()]
-    if done.returncode:
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environ, check=False)
+    notes = [line.removeprefix("sets.sh: ") for line in result.stderr.splitlines()]
+    if result.returncode:
         raise UsageError(f"--set {' '.join(names)}: {notes[-1]}")
     for note in notes:
         say(note)
-    options = done.stdout.splitlines()
+    options = result.stdout.splitlines()
     sections = [option.removeprefix("--section=") for option in options if option.startswith("--section=")]
     return sections, options[-1].removeprefix("--metrics=").split(",")
 

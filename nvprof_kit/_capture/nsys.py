@@ -29,17 +29,17 @@ def nsys_tool() -> str:
     return os.environ.get("NSYS") or "nsys"
 
 
-def parse_options(words: Sequence[str]) -> Settings:
+def parse_options(arguments: Sequence[str]) -> Settings:
     """Options as nsys reads them: ``--name=value``, ``--name value``, ``-c value``, ``-cvalue``; the last one counts.
 
     Args:
-        words: Words of a command line; an option and its value may be two of them, or one with a blank between.
+        arguments: Words of a command line; an option and its value may be two of them, or one with a blank between.
 
     Raises:
         UsageError: A word is no option, has no value, or is for the verb to give.
     """
     settings: Settings = {}
-    remaining = iter(words)
+    remaining = iter(arguments)
     for word in remaining:
         match = _OPTION.fullmatch(word.strip())
         if match is None:
@@ -94,19 +94,19 @@ def _installed_name(name: str, options: frozenset[str]) -> str | None:
     return next((alias for alias in aliases if alias in options), None)
 
 
-def fit_settings(settings: Settings, words: Sequence[str], nsys: str, *verbs: str) -> Settings:
+def fit_settings(settings: Settings, arguments: Sequence[str], nsys: str, *verbs: str) -> Settings:
     """The settings that an nsys takes, under its names for them, with a note on those that it has not.
 
     Args:
         settings: Options.
-        words: More options in nsys's own words, each in place of a setting of the same name.
+        arguments: More options in nsys's own words, each in place of a setting of the same name.
         nsys: The executable; without one, the settings are as they are.
         verbs: The verb to run, and another that takes what this one does not.
     """
     helps = [run_command([nsys, verb, "--help"]) or "" for verb in verbs]
     # an option marked (Deprecated) is in the help and refused all the same
-    listed = ["\n".join(line for line in text.splitlines() if "(Deprecated)" not in line) for text in helps]
-    options = [frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", text, re.MULTILINE)) for text in listed]
+    help_texts = ["\n".join(line for line in text.splitlines() if "(Deprecated)" not in line) for text in helps]
+    options = [frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", text, re.MULTILINE)) for text in help_texts]
     has_help = all(options)
     fitted: Settings = {}
     for name, value in settings.items():
@@ -115,7 +115,7 @@ def fit_settings(settings: Settings, words: Sequence[str], nsys: str, *verbs: st
             fitted[names[0]] = value
         elif not any(names):
             say(f"this nsys has no --{name}: left out")
-    for word, value in parse_options(words).items():
+    for word, value in parse_options(arguments).items():
         longer = [option for option in options[0] if option.startswith(word)]  # nsys takes what is not ambiguous
         name = _installed_name(word, options[0]) or (longer[0] if len(longer) == 1 else word)
         replaced = fitted.pop(name, "")

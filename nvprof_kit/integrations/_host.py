@@ -102,8 +102,9 @@ class HostLoop(InferredLoop):
             if self._annotation is not None and not is_ranged(model):
                 options = {**self._annotation, "steps": False}
                 self.handles.append(annotate_under(name, model) if name else annotate_model(model, **options))
-        parts = [child.module for model in named.values() for child in children(Submodule("", model)) if with_parts]
-        self.start(named.values(), [part for part in parts if any(True for _ in part.parameters())], watch=watch)
+        modules = [child.module for model in named.values() for child in children(Submodule("", model))]
+        entered = [module for module in modules if any(True for _ in module.parameters())] if with_parts else []
+        self.start(named.values(), entered, watch=watch)
         if not self.broken:
             self._recording = record(self._path, schedule=self._asked)
             self._recording.__enter__()

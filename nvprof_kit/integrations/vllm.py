@@ -30,10 +30,10 @@ def register() -> None:
     try:
         if listens():
             _registered = True
-            around = {"load_model": load_model, "execute_model": execute_model, "sample_tokens": sample}
-            around["_warmup_and_capture"] = capture_size
+            hooks = {"load_model": load_model, "execute_model": execute_model, "sample_tokens": sample}
+            hooks["_warmup_and_capture"] = capture_size
             for module in RUNNERS:
-                after_import(module, lambda module: _put_around(module.GPUModelRunner, **around))
+                after_import(module, lambda module: _put_around(module.GPUModelRunner, **hooks))
             after_import(GRAPHS, lambda module: _put_around(module.CudaGraphManager, capture=capture_sizes))
     except Exception as error:  # vLLM must start without ranges
         warn(f"vLLM is not ranged ({type(error).__name__}: {error})")

@@ -38,15 +38,15 @@ class Watch(Guarded):
     """Watches the outermost calls of modules, and the construction of optimizers, from now on.
 
     Args:
-        say: Tells the user.
+        report_line: Prints a line for the user.
         is_first: Whether this is the program's first process, not one that it starts.
 
     Attributes:
         handles: The annotations by name of the model: its class, with a number from the second on.
     """
 
-    def __init__(self, say: Callable[[str], None], *, is_first: bool) -> None:
-        self._say = say
+    def __init__(self, report_line: Callable[[str], None], *, is_first: bool) -> None:
+        self._say = report_line
         self._is_first = is_first
         self.handles: dict[str, ModelAnnotation] = {}
         self._loop = HostLoop(own_steps=True)
@@ -124,8 +124,8 @@ class Watch(Guarded):
     def annotate(self, model: nn.Module, name: str) -> None:
         """Annotate a model and say so, unless the program has."""
         inside = set(map(id, model.modules())) - {id(model)}
-        for part in [part for part, handle in self.handles.items() if id(handle._owner()) in inside]:
-            self.handles.pop(part).remove()  # it turns out to be a part of this one, which is annotated as a whole
+        for inner in [inner for inner, handle in self.handles.items() if id(handle._owner()) in inside]:
+            self.handles.pop(inner).remove()  # it turns out to be a part of this one, which is annotated as a whole
         if is_ranged(model):
             self._say(f"{name} is already annotated by the program; nothing to do")
             return

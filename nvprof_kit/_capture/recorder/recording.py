@@ -72,10 +72,10 @@ def begin_recording(variable: str) -> None:
 
 def _program(arguments: Sequence[str]) -> str:
     """The script or module of a Python's arguments, '' for neither."""
-    words = iter(arguments)
-    for word in words:
+    remaining = iter(arguments)
+    for word in remaining:
         if word in ("-W", "-X"):
-            next(words, "")
+            next(remaining, "")
         elif not word.startswith("-"):
             return word
     return ""
