@@ -340,10 +340,14 @@ def _compare(
 
     runs = []
     for run in (*sides[0], *sides[1]):
-        times = run.times.reset_index().astype(dict.fromkeys(KEY, str)) if level != "step" else pd.DataFrame([run.wall])
+        times = run.times if level != "step" else pd.DataFrame([run.wall])
         if level not in ("step", "class"):
-            times = times[times["kernel_class"] != "comm"]
-        runs.append(times.assign(**{name: "" for name in KEY if name not in LEVELS[level]}).groupby(KEY).sum())
+            times = times[times.index.get_level_values("kernel_class") != "comm"]
+        of_rows = [
+            times.index.get_level_values(name).astype(str) if name in LEVELS[level] else [""] * len(times)
+            for name in KEY
+        ]
+        runs.append((times.groupby(of_rows).sum() if len(times) else times).rename_axis(KEY))
     keys = pd.concat(runs).index.unique()
     table = keys.to_frame(index=False)
     if not len(keys):
