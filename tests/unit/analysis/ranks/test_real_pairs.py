@@ -208,9 +208,9 @@ def test_every_table_is_a_result(pipeline: Job, tmp_path: Path) -> None:
     waits = pipeline.waits()
     assert isinstance(waits, RankTable) and set(waits.columns["ranks-waits"]) == set(waits.to_frame().columns)
     assert "more" in str(waits) and "<" in waits._repr_html_()
-    assert pipeline.layers().save(tmp_path / "layers.png").stat().st_size > 100
+    assert waits.save(tmp_path / "waits.png").stat().st_size > 100
     with pytest.raises(UsageError, match="no plot"):
-        pipeline.clocks().save(tmp_path / "clocks.png")
+        pipeline.layers().save(tmp_path / "layers.png")
     answer = pipeline.answer()
     assert set(answer.columns["ranks-bubbles"]) == set(answer.only("bubbles").to_frame().columns)
     assert "Bubbles of the pipeline's stages" in str(pipeline) and "rank 1" in pipeline._repr_html_()
