@@ -169,7 +169,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     keys = ["block_kind", chains["block"].cat.codes.where(chains["block"].isin(outliers), -1), first]
     for _, same in chains.groupby(keys, observed=True):
         layer, phase = costliest(same, "ns")
-        long = same[same["length"] >= CHAIN_LENGTH]
+        long = same.loc[same["length"] >= CHAIN_LENGTH, ["run", "length"]]
         evidence = (
             f"{plural(long['run'].nunique(), 'chain')} of {long['length'].min()} or more such kernels, "
             f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the longest has "
@@ -200,8 +200,8 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     kernels = program.kernels
     is_copy = (kernels["kernel_class"] == "copy") & matching(kernels["name"], _COPIES)
     is_copy |= matching(kernels["name"], _LAYOUT)
-    for others in (program.chains, program.score_kernels, program.mask_kernels):
-        is_copy &= ~kernels.index.isin(others.index)
+    for explained in (program.chains, program.score_kernels, program.mask_kernels):
+        is_copy &= ~kernels.index.isin(explained.index)
     is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
         (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")
     )

@@ -168,13 +168,13 @@ class Program(Operations):
         between two products of a layer.
         """
         kernels = self.kernels
-        classes, keys = kernels["kernel_class"], [kernels["layer"], kernels["phase"]]
+        classes, place = kernels["kernel_class"], kernels.groupby(["layer", "phase"], observed=True).ngroup()
         softmaxes, products, fused = (
-            (classes == name).groupby(keys, observed=True).transform("sum") for name in ("softmax", "gemm", "attention")
+            (classes == name).groupby(place).transform("sum") for name in ("softmax", "gemm", "attention")
         )
         is_light = classes.isin(POINTWISE)
         softmax_ns, light_ns = (
-            kernels["ns"].where(chosen).groupby(keys, observed=True).transform("median")
+            kernels["ns"][chosen].groupby(place).median().reindex(place).to_numpy()
             for chosen in (classes == "softmax", is_light)
         )
         # each softmax has a product before and one after it, and takes longer than what works on the activations; that

@@ -147,7 +147,7 @@ def op_sorts(trace: Trace, classes: KernelClasses) -> np.ndarray:
 
 # ---------------------------------------------------------------- why they were idle
 
-_GAPS = 1 << 16
+_GAPS = 1 << 17
 """Gaps processed at a time, to limit memory."""
 
 PLACE = ("layer", "phase", "operator", "call")
