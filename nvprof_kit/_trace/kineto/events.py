@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.checks import strays, whole_ns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import ARGUMENTS, UNREADABLE, Args, inputs_of
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
-from nvprof_kit._trace.validate import check_moments
+from nvprof_kit._trace.validate import AGAIN, check_moments
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
@@ -78,6 +77,9 @@ _NOT_READ = frozenset({
 })  # fmt: skip
 """Kineto's other categories of complete events (ActivityType.cpp of libkineto)."""
 
+_SAMPLE, _FEW = 10_000, 20
+"""How many events of a kind are looked at to find where most are, and how few are too few."""
+
 
 class Events:
     """The complete ("X") events of a trace by category, and its forward-backward flow events.
@@ -117,8 +119,8 @@ class Events:
         self.inputs = list(self._number_of_inputs)
         spans: dict[str, tuple[Int64Array, Int64Array]] = {}
         for category, columns in self._columns.items():
-            start_ns = whole_ns(named, "ts", np.asarray(columns.pop("ts")))
-            spans[category] = start_ns, start_ns + whole_ns(named, "dur", np.asarray(columns.pop("dur")))
+            start_ns = _whole_ns(named, "ts", np.asarray(columns.pop("ts")))
+            spans[category] = start_ns, start_ns + _whole_ns(named, "dur", np.asarray(columns.pop("dur")))
         check_moments(named, [edge for span in spans.values() for edge in span])
         starts = {category: start_ns for category, (start_ns, _) in spans.items()}
         self.warnings += as_issues("strays", strays(starts))
@@ -135,7 +137,7 @@ class Events:
             {
                 "is_forward_end": np.array([row.ph == "s" for row in arrows], dtype=bool),
                 "id": [str(row.id) for row in arrows],
-                "start_ns": whole_ns(named, "ts", arrow_us) - begin_ns,
+                "start_ns": _whole_ns(named, "ts", arrow_us) - begin_ns,
                 "tid": np.array([number(row.tid) or 0 for row in arrows], dtype=np.int64),
             }
         )
@@ -281,6 +283,45 @@ class Events:
                 raise CaptureError(
                     f"{named}: {events}, or none that can be read; the trace is damaged: record it again"
                 )
+
+
+def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
+    """Warnings about events that lie more than an hour, and a hundred times as long as nearly all others last together,
+    before or after the others.
+
+    Args:
+        starts: Start times in ns by the name of the events in the file.
+    """
+    sampled = [times[:: max(len(times) // _SAMPLE, 1)] for times in starts.values()]
+    sample = np.concatenate([np.empty(0, dtype=np.int64), *sampled])
+    if len(sample) < _FEW:
+        return ()
+    first, median, last = np.quantile(sample, (0.02, 0.5, 0.98), method="nearest")
+    limit = max(100 * int(last - first), 3600 * 10**9)
+    counts = {name: int(np.count_nonzero(np.abs(times - int(median)) > limit)) for name, times in starts.items()}
+    return tuple(
+        f"ts of {name} lies hours away from the rest of the trace in {count} events; what they tell is wrong"
+        for name, count in counts.items()
+        if count
+    )
+
+
+def _whole_ns(named: str | Path, noun: str, microseconds: npt.NDArray[np.float64]) -> Int64Array:
+    """Convert microseconds to integer nanoseconds.
+
+    Args:
+        named: The file.
+        noun: Their name in the file: ``dur``.
+        microseconds: The values, shape ``(n,)``.
+
+    Raises:
+        CaptureError: A value is not a number or exceeds int64.
+    """
+    nanoseconds = np.rint(microseconds * 1000)
+    wrong = microseconds[~(np.abs(nanoseconds) < 2**62)]
+    if len(wrong):
+        raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} events; {AGAIN}")
+    return nanoseconds.astype(np.int64)
 
 
 def _extend(column: array[Any], values: list[Any], missing: int) -> tuple[int, int]:
