@@ -38,35 +38,6 @@ def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> N
     assert shlex.split(done.stdout)[-5:] == ["--output=my run", "python", "-c", "print('a b')", ""]
 
 
-@pytest.mark.parametrize(
-    ("argv", "status", "message"),
-    [
-        ([], 2, "no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py"),
-        (["--"], 2, "no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py"),
-        (["--fast", "--", "x"], 2, "No such option '--fast'. Did you mean '--step'? (see nvprof-kit profile --help)"),
-        (["-o"], 2, "Option '-o' requires an argument (see nvprof-kit --help)"),
-        (
-            ["--step", "two", "--", "x"],
-            2,
-            "Invalid value for '--step': 'two' is no number of 0 or more (see nvprof-kit profile --help)",
-        ),
-        (
-            ["--step", "2", "-x", "--delay=3", "--", "x"],
-            2,
-            "--step goes without --delay, --duration and --capture-range: it says when to capture",
-        ),
-        (
-            ["--", "x"],
-            3,
-            "no nsys: '/no/nsys' is not found; install Nsight Systems and put its folder on PATH, or set NSYS",
-        ),
-    ],
-)
-def test_refusals_are_one_line(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
-    done = recipes.refuse("profile", *argv, cwd=tmp_path, NSYS="/no/nsys")
-    assert (done.returncode, done.stdout, done.stderr) == (status, "", f"nvprof-kit: {message}\n")
-
-
 @pytest.mark.parametrize("suffix", ["nsys-rep", "sqlite"])
 def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"run.{suffix}").write_text("precious")

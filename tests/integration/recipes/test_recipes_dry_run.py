@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.cli import execute
 from support.golden import Golden
-from support.recipes import OPTIONS, RECIPES, VERBS, dry_run, stand_in
+from support.recipes import OPTIONS, RECIPES, VERBS, dry_run, refuse, stand_in
 
 CALLS = """
 profile -- python train.py --lr 3
@@ -123,23 +123,49 @@ def command(nsys: str, folder: Path, *words: str, preset: str = "train") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--duration"], "-x '--duration' has no value; needed -x --duration=value"),
-        (["-d", "--delay=5"], "-x '-d' has no value; needed -x --duration=value"),
-        (["5"], "-x '5' is no option of nsys; needed -x --option=value"),
-        (["--"], "-x '--' is no option of nsys; needed -x --option=value"),
-        (["-q", "5"], "-x '-q': nsys has no option -q"),
-        (["-o", "other"], "-x '-o': take the verb's own -o for that"),
-        (["--export=none"], "-x '--export=none': take the verb's own --export for that"),
-    ],
-)
-def test_words_that_nsys_would_take_for_something_else(words: list[str], message: str, tmp_path: Path) -> None:
-    given = [word for option in words for word in ("-x", option)]
-    assert said("profile", *given, cwd=tmp_path) == (2, f"nvprof-kit: {message}\n")
-    for when in ("-d5", "-y 5", "-c cudaProfilerApi"):
-        assert said("profile", "--step", "3", "-x", when, cwd=tmp_path)[0] == 2
+NO_PROGRAM = "no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py\n"
+WHEN = "goes without --delay, --duration and --capture-range: it says when to capture\n"
+REFUSED = [
+    ("profile", NO_PROGRAM),
+    ("profile --", NO_PROGRAM),
+    ("profile --fast -- x", "No such option '--fast'. Did you mean '--step'? (see nvprof-kit profile --help)\n"),
+    ("profile -o", "Option '-o' requires an argument (see nvprof-kit --help)\n"),
+    ("profile --step two -- x", "Invalid value for '--step': 'two' is not a valid integer range"),
+    ("profile --step -1 -- x", "Invalid value for '--step'"),
+    ("profile --step 2 -x --delay=3 -- x", f"--step {WHEN}"),
+    ("profile --step 2 -x -d5 -- x", f"--step {WHEN}"),
+    ("profile --schedule 2:3 -x '-y 5' -- x", f"--schedule {WHEN}"),
+    ("profile --step 2 -x '-c cudaProfilerApi' -- x", f"--step {WHEN}"),
+    ("profile --schedule stabl -- x", "schedule 'stabl' is none of early, stable, periodic"),
+    ("profile --schedule active=3,repeat=x -- x", "schedule 'active=3,repeat=x' is none of early, stable, periodic"),
+    # words that nsys would take for something else
+    ("profile -x --duration -- x", "-x '--duration' has no value; needed -x --duration=value\n"),
+    ("profile -x -d -x --delay=5 -- x", "-x '-d' has no value; needed -x --duration=value\n"),
+    ("profile -x 5 -- x", "-x '5' is no option of nsys; needed -x --option=value\n"),
+    ("profile -x -- -- x", "-x '--' is no option of nsys; needed -x --option=value\n"),
+    ("profile -x -q -x 5 -- x", "-x '-q': nsys has no option -q\n"),
+    ("profile -x -o -x other -- x", "-x '-o': take the verb's own -o for that\n"),
+    ("profile -x --export=none -- x", "-x '--export=none': take the verb's own --export for that\n"),
+    (
+        "profile -- x",
+        "no nsys: '/no/nsys' is not found; install Nsight Systems and put its folder on PATH, or set NSYS\n",
+    ),
+    ("ranks -r some -- x", "--ranks some: 'some' is no rank, no range 0-7 and no stride 0-31:8\n"),
+    ("ranks -r '' -- x", "--ranks : '' is no rank"),
+    ("ranks -r 7-0 -- x", "--ranks 7-0: no rank lies from 7 to 0\n"),
+    ("ranks -r 99999999999999999999 -- x", "--ranks 99999999999999999999: '99999999999999999999' is no rank"),
+    ("ranks -- x", "no rank is known: none of "),
+    ("ranks -r 0", "no program to run; needed: torchrun"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(call: str, message: str, tmp_path: Path) -> None:
+    verb, *argv = shlex.split(call)
+    done = refuse(verb, *argv, cwd=tmp_path, NSYS="/no/nsys", RANK="" if message.startswith("no rank is") else "3")
+    status = 3 if message.startswith("no nsys") else 2
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+    assert done.stderr.startswith(f"nvprof-kit: {message}")
 
 
 def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str]:
@@ -150,37 +176,10 @@ def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str
     return done.returncode, done.stderr or done.stdout.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--step", "-1", "Invalid value for '--step'"),
-        ("--schedule", "stabl", "schedule 'stabl' is none of early, stable, periodic"),
-        ("--schedule", "active=3,repeat=x", "schedule 'active=3,repeat=x' is none of early, stable, periodic"),
-    ],
-)
-def test_what_to_capture_is_checked(option: str, value: str, message: str, tmp_path: Path) -> None:
-    status, text = said("profile", option, value, cwd=tmp_path)
-    assert status == 2 and text.startswith(f"nvprof-kit: {message}") and text.count("\n") == 1
-
-
 def test_spaces_in_a_schedule(tmp_path: Path) -> None:
     """The program takes it with spaces too, and the windows would be miscounted."""
     _, text = said("profile", "--schedule", " active=3, repeat = 2", cwd=tmp_path)
     assert text.startswith("NVPROF_KIT_SCHEDULE=active=3,repeat=2 nsys profile") and "=repeat:2 " in text
-
-
-@pytest.mark.parametrize(
-    ("ranks", "message"),
-    [
-        ("", "'' is no rank"),
-        ("7-0", "no rank lies from 7 to 0"),
-        ("3,x", "'x' is no rank"),
-        ("99999999999999999999", "is no rank"),
-    ],
-)
-def test_a_list_without_ranks(ranks: str, message: str, tmp_path: Path) -> None:
-    status, text = said("ranks", "--ranks", ranks, cwd=tmp_path, RANK="3")
-    assert status == 2 and message in text and text.count("\n") == 1
 
 
 def test_a_file_named_as_a_preset_or_set(tmp_path: Path) -> None:

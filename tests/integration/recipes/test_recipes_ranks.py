@@ -67,20 +67,6 @@ def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
     assert "--gpu-metrics-devices=1 " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["-r", "some", "--", "true"], "'some' is no rank"),
-        (["--", "true"], "no rank is known"),
-        (["-r", "0"], "no program to run"),
-    ],
-)
-def test_refusals_are_one_line(argv: list[str], message: str, tmp_path: Path) -> None:
-    rank = {} if message == "no rank is known" else {"RANK": "0"}
-    done = dry_run("ranks", *argv, cwd=tmp_path, **rank)
-    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
-
-
 def three_ranks(tmp_path: Path, nsys: str, *argv: str, killed: int = -1) -> int:
     """Three ranks over gloo; gives torchrun's exit status."""
     command = ["--no-python", *VERBS["ranks"], *argv, "-x", "--trace=nvtx", "--", *python(TRAIN, tmp_path, str(killed))]

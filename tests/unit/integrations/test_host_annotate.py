@@ -165,20 +165,8 @@ def test_rows_of_stacks_have_the_names_of_the_model(tmp_path: Path) -> None:
     for option in ("--annotate", "--no-annotate"):
         trace = tmp_path / f"run{option}.json"
         chosen = [] if option == "--annotate" else [option]
-        record = [
-            "-m",
-            "nvprof_kit",
-            "record",
-            "--detail",
-            "stacks",
-            *chosen,
-            "-o",
-            str(trace),
-            "--",
-            sys.executable,
-            "-c",
-        ]
-        execute(sys.executable, *record, program, check=True)
+        record = ["-m", "nvprof_kit", "record", "--detail", "stacks", *chosen, "-o", str(trace), "--", sys.executable]
+        execute(sys.executable, *record, "-c", program, check=True)
         found[option] = set(nvprof_kit.open(trace).layers().to_frame()["layer"])
     assert {"0", "1"} <= found["--annotate"]
     assert not {"0", "1"} & found["--no-annotate"]
