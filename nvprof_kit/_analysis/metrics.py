@@ -119,26 +119,26 @@ class Metrics(ByLayer):
     def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         """The figures of equal layers in a phase, which together may have enough samples."""
         means = self.means.loc[rows.index]
-        weight = means["samples"]
-        samples = float(weight.sum())
-        enough = samples >= MIN_SAMPLES
-        figures = {}
-        for name in _SAMPLED:
-            measured = means[name].notna()
-            total = float(weight[measured].sum())
-            mean = float((means[name] * weight)[measured].sum()) / total if enough and total > 0 else np.nan
-            figures[name] = mean
-        return {"busy_ns": int(rows["busy_ns"].sum()), "samples": round(samples, 1), "enough": enough, **figures}
+        samples, figures = means["samples"], means[[*_SAMPLED]]
+        weight = figures.notna().mul(samples, axis=0).sum()
+        averages = figures.mul(samples, axis=0).sum() / weight.where(weight > 0)
+        enough = bool(samples.sum() >= MIN_SAMPLES)
+        return {
+            "busy_ns": int(rows["busy_ns"].sum()),
+            "samples": round(float(samples.sum()), 1),
+            "enough": enough,
+            **{name: average if enough else np.nan for name, average in averages.items()},
+        }
 
 
 class _Samples(NamedTuple):
-    """The samples of one GPU: starts and ends of their intervals, and values by column for the busy part of each; NaN
-    if missing.
+    """The samples of one GPU: starts and ends of their intervals, and values for the busy part of each, a column for
+    each of `_SAMPLED`; NaN if missing.
     """
 
     start: Int64Array
     end: Int64Array
-    values: dict[str, Floats]
+    values: Floats
 
     @classmethod
     def of(cls, trace: Trace, device: int) -> _Samples:
@@ -152,14 +152,12 @@ class _Samples(NamedTuple):
         busy = _covered(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), start, end)
         busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)
         names, value = device_rows["metric"].to_numpy(), device_rows["value"].to_numpy()
-        values = {}
-        for column, (_, _, candidates) in _SAMPLED.items():
-            values[column] = np.full(len(start), np.nan)
+        values = np.full((len(start), len(_SAMPLED)), np.nan)
+        for column, (_, _, candidates) in enumerate(_SAMPLED.values()):
             chosen = next((names == name for name in candidates if (names == name).any()), None)
             if chosen is not None:
-                values[column][index[chosen]] = value[chosen]
-                values[column] = np.minimum(values[column] / busy_share, 100.0)
-        return cls(start, end, values)
+                values[index[chosen], column] = value[chosen]
+        return cls(start, end, np.minimum(values / busy_share[:, None], 100.0))
 
     def met_by(self, starts: Int64Array, ends: Int64Array) -> _Samples:
         """Select samples with intervals that overlap the given ones, which are disjoint and sorted."""
@@ -167,7 +165,7 @@ class _Samples(NamedTuple):
         counts = np.maximum(np.searchsorted(self.start, ends, side="left") - first, 0)
         shift = first - (np.cumsum(counts) - counts)
         samples = np.unique(np.arange(counts.sum()) + np.repeat(shift, counts))
-        return _Samples(self.start[samples], self.end[samples], {name: of[samples] for name, of in self.values.items()})
+        return _Samples(self.start[samples], self.end[samples], self.values[samples])
 
 
 def metrics(operations: Operations, *, self_only: bool = False, steps: StepOptions = ALL_STEPS) -> Metrics:
@@ -247,7 +245,7 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
     """Busy time, samples and means of selected operations."""
     start, end, device = (trace.ops[name].to_numpy()[chosen] for name in ("start_ns", "end_ns", "device"))
     busy, count = 0, 0.0
-    weight, total = ({name: 0.0 for name in _SAMPLED} for _ in range(2))
+    weight, total = np.zeros(len(_SAMPLED)), np.zeros(len(_SAMPLED))
     for ordinal in np.unique(device).tolist():
         starts, ends = union(start[device == ordinal], end[device == ordinal])
         busy += int((ends - starts).sum())
@@ -257,12 +255,11 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
         overlap = _covered(starts, ends, samples.start, samples.end)
         length = np.maximum(samples.end - samples.start, 1)
         count += float((overlap / length).sum())
-        for name, values in samples.values.items():
-            is_known = ~np.isnan(values)
-            weight[name] += float(overlap[is_known].sum())
-            total[name] += float((values * overlap)[is_known].sum())
-    means = {name: total[name] / weight[name] if weight[name] else np.nan for name in _SAMPLED}
-    return {"busy_ns": busy, "samples": count, **means}
+        is_known = ~np.isnan(samples.values)
+        weight += overlap @ is_known
+        total += overlap @ np.where(is_known, samples.values, 0.0)
+    means = np.divide(total, weight, where=weight > 0, out=np.full(len(_SAMPLED), np.nan))
+    return {"busy_ns": busy, "samples": count, **dict(zip(_SAMPLED, means.tolist(), strict=True))}
 
 
 def _covered(start: Int64Array, end: Int64Array, since: Int64Array, until: Int64Array) -> Int64Array:
