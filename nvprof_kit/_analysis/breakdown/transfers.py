@@ -8,6 +8,7 @@ compared with the link bandwidth independent of the collective and the number of
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_RATE = partial(Column, unit="gb_per_s", kind="float", fold="mean")
+
 COMM_COLUMNS: Columns = {
     "layer": Column("module path, or `(none)`", kind="str"),
     "phase": Column("phase of the layer or of the loop", kind="str"),
@@ -41,18 +44,10 @@ COMM_COLUMNS: Columns = {
     "bytes": Column("bytes of the larger buffer (all of an all-gather's output), missing if unknown", "bytes"),
     "exposed_bytes": Column("estimate of the bytes moved while exposed, in proportion to time", "bytes"),
     "ranks": Column("number of ranks in the group; missing if unknown or not the same for all", fold="key"),
-    "algorithm_gb_per_s": Column(
-        "`bytes` over `gpu_ns` in 10⁹ bytes per second; `gpu_ns` includes waiting for other ranks",
-        "gb_per_s",
-        kind="float",
-        fold="mean",
+    "algorithm_gb_per_s": _RATE(
+        "`bytes` over `gpu_ns` in 10⁹ bytes per second; `gpu_ns` includes waiting for other ranks"
     ),
-    "bus_gb_per_s": Column(
-        "bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link",
-        "gb_per_s",
-        kind="float",
-        fold="mean",
-    ),
+    "bus_gb_per_s": _RATE("bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link"),
     "wire_bytes": Column(
         "bytes that each GPU sends: `bytes` times the factor of the ring algorithm, 2(n-1)/n of an all-reduce of n "
         "ranks, (n-1)/n of an all-gather, reduce-scatter or all-to-all",
@@ -83,7 +78,7 @@ COPY_COLUMNS: Columns = {
     "bytes": Column("sum of their bytes", "bytes"),
     "gpu_ns": Column("sum of their durations", "ns"),
     "exposed_ns": Column("the part not overlapped by compute on the same device", "ns"),
-    "gb_per_s": Column("bytes over duration, 10⁹ bytes per second", "gb_per_s", kind="float", fold="mean"),
+    "gb_per_s": _RATE("bytes over duration, 10⁹ bytes per second"),
     "link": Column(
         "link of a copy to or from the host or another GPU: `PCIe 5 x16`, `NVLink`; '' if unknown", kind="str"
     ),
