@@ -139,13 +139,11 @@ class Window(NamedTuple):
         option: The option that chose it; '' for the whole run.
         settings: Options of nsys.
         environ: What the program's environment needs for it.
-        absent: What did not begin if nothing was captured; '' if it is not known.
     """
 
     option: str = ""
     settings: Mapping[str, str] = {}
     environ: Mapping[str, str] = {}
-    absent: str = ""
 
 
 def choose_window(step: int | None, schedule: str | None) -> Window:
@@ -161,19 +159,29 @@ def choose_window(step: int | None, schedule: str | None) -> Window:
     if step is not None and schedule is not None:
         raise UsageError("--step and --schedule exclude each other: each says what to capture")
     if step is not None:
-        absent = f"step {step} never began; it is what nvprof_kit.step({step}) announces"
-        return Window("--step", _range(f"step {step}@nvprof_kit"), {}, absent)
+        return Window("--step", _range(f"step {step}@nvprof_kit"))
     if schedule is None:
         return Window()
     plan = "".join(schedule.split())
     windows = Schedule.parse(plan).repeat
     end = "repeat" if windows == 0 else "stop" if windows == 1 else f"repeat:{windows}"
-    absent = (
-        f"no window of the schedule {plan} began; is nvprof_kit.record(schedule=None) around the program's loop, "
-        "and are there so many steps?"
-    )
-    return Window("--schedule", _range("window@nvprof_kit", end), {"NVPROF_KIT_SCHEDULE": plan}, absent)
+    return Window("--schedule", _range("window@nvprof_kit", end), {"NVPROF_KIT_SCHEDULE": plan})
 
 
 def _range(text: str, end: str = "stop") -> Settings:
     return {"capture-range": "nvtx", "nvtx-capture": text, "capture-range-end": end}
+
+
+def what_never_began(settings: Settings) -> str:
+    """Why a run with these settings may have captured nothing; '' for one that captures from its begin."""
+    text, _, domain = settings.get("nvtx-capture", "").partition("@")
+    if "delay" in settings:
+        return f"the program ended before the {settings['delay']} s of --delay were over"
+    if settings.get("capture-range") == "cudaProfilerApi":
+        return "the program never called cudaProfilerStart"
+    if (text, domain) == ("window", "nvprof_kit"):
+        why = "is nvprof_kit.record(schedule=None) around the program's loop, and are there so many steps?"
+        return f"no window of the schedule began; {why}"
+    if domain == "nvprof_kit" and text.startswith("step "):
+        return f"{text} never began; it is what nvprof_kit.step({text.removeprefix('step ')}) announces"
+    return f"no range '{settings['nvtx-capture']}' began" if text else ""

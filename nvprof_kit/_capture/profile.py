@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal
 
-from nvprof_kit._capture.nsys import choose_window, fit_settings, nsys_tool, option_words, parse_options, read_preset
+from nvprof_kit._capture.nsys import (
+    choose_window,
+    fit_settings,
+    nsys_tool,
+    option_words,
+    parse_options,
+    read_preset,
+    what_never_began,
+)
 from nvprof_kit._capture.report import (
     NSYS_SUFFIXES,
     IsEmpty,
@@ -128,12 +136,6 @@ def profile_program(
         supervisor.end_orphans()
     if seconds > 60 and not settings.keys() & {"capture-range", "duration"}:
         say(f"all {seconds} s of the run were captured; a window of a few steps is smaller and as good: see --step")
-    absent = window.absent
-    if not has_begun:
-        absent = "nsys ended before it began the program"
-    elif "delay" in settings:
-        absent = f"the program ended before the {settings['delay']} s of --delay were over"
-    elif settings.get("capture-range") == "cudaProfilerApi":
-        absent = "the program never called cudaProfilerStart"
+    absent = what_never_began(settings) if has_begun else "nsys ended before it began the program"
     folder = Path(output).parent
     return finish_report(tool, stage, folder, status, force=force, is_empty=is_empty, absent=absent, export=export)

@@ -9,19 +9,13 @@ import importlib.util
 import os
 import sys
 
-
-def _annotate() -> None:
-    try:
-        from nvprof_kit.integrations.annotate import install
-    except ImportError as error:
-        print(f"nvprof-kit: {sys.executable} has no nvprof_kit: {error}", file=sys.stderr)
-        return
-    install()
-
-
 if {"NVPROF_KIT_ANNOTATE", "NVPROF_KIT_COUNT", "NVPROF_KIT_RECORD"} & {*os.environ}:
     try:
-        _annotate()
+        from nvprof_kit.integrations.annotate import install
+
+        install()
+    except ImportError as error:
+        print(f"nvprof-kit: {sys.executable} has no nvprof_kit: {error}", file=sys.stderr)
     except Exception as error:  # the program must run without annotation
         print(f"nvprof-kit annotate: nothing is annotated: {error}", file=sys.stderr)
 

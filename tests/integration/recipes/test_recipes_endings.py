@@ -124,6 +124,9 @@ def test_nothing_that_was_captured_is_a_failure(nsys: str, tmp_path: Path) -> No
     done = run("profile", *words, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 1
     assert "nvprof-kit: no report: nothing was captured: step 99 never began" in done.stderr
+    words = ("-x", "--trace=nvtx", "-x", "-c nvtx", "-x", "-p", "-x", "a@b", "--", *python(stepping, tmp_path))
+    done = run("profile", *words, cwd=tmp_path, NSYS=nsys)
+    assert "nvprof-kit: no report: nothing was captured: no range 'a@b' began" in done.stderr
     done = run("profile", "--", *python("print('plain')", tmp_path), cwd=tmp_path, NSYS=nsys)
     assert (done.returncode, done.stdout) == (1, "plain\n")
     assert "nothing was captured: the report has no range and no CUDA call" in done.stderr
