@@ -63,9 +63,11 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
         paths: Logs, and folders with ``timer_rank*.log``.
 
     Raises:
-        CaptureError: A path cannot be read or contains no log, or no line is a timer's.
+        CaptureError: A path cannot be read or contains no log, no line is a timer's, or times are too far apart.
     """
     import pandas as pd
+
+    from nvprof_kit._trace.validate import check_moments
 
     named = [Path(path) for path in paths]
     tables, warnings = [], []
@@ -83,6 +85,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     if not sum(map(len, tables)):
         raise CaptureError(f"{where}: no timer line in it; needed lines written by global_timer: [RANK 0] …")
     stages = pd.concat(tables, ignore_index=True)
+    check_moments(where, [stages["start_ns"].to_numpy(), stages["end_ns"].to_numpy()])
     stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())
     return TimerLogs(where, stages, tuple(Issue("logs", "warning", 1.0, text) for text in warnings))

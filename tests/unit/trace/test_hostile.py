@@ -132,6 +132,14 @@ def test_timer_lines_that_cannot_be_are_named(tmp_path: Path, more: str, said: l
     assert [warning.partition(": ")[2].partition(";")[0] for warning in logs.warnings] == said
 
 
+def test_timers_of_years_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "timer_rank0.log").write_text(
+        TIMER + TIMER.replace("10.", "5000000010.").replace("11.", "5000000011.")
+    )
+    with pytest.raises(CaptureError, match="more than 100 days apart"):
+        read_timer_logs([path])
+
+
 @pytest.mark.parametrize("read", [open_capture, open_ncu, open_snapshot, read_flops,
                                   lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
 def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
