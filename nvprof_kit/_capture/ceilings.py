@@ -82,11 +82,13 @@ def measure(
     operations = 2 * width**3
     flops = {}
     before = torch.get_float32_matmul_precision()
-    for name, precision, since in (("fp32", "highest", (0, 0)), ("tf32", "high", (8, 0))):
-        if capability >= since:
-            torch.set_float32_matmul_precision(precision)
-            flops[name] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
-    torch.set_float32_matmul_precision(before)
+    try:
+        for name, precision, since in (("fp32", "highest", (0, 0)), ("tf32", "high", (8, 0))):
+            if capability >= since:
+                torch.set_float32_matmul_precision(precision)
+                flops[name] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
+    finally:
+        torch.set_float32_matmul_precision(before)
     for name, dtype, since in (("bf16", torch.bfloat16, (8, 0)), ("fp16", torch.float16, (7, 0))):
         if capability >= since:
             flops[name] = operations / _fastest(partial(torch.matmul, left.to(dtype), right.to(dtype)), device, seconds)

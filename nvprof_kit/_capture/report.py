@@ -120,14 +120,14 @@ NSYS_SUFFIXES = tuple(
 """How the names of a report and its exports end, of several windows too."""
 
 
-def open_stage(output: str, suffixes: Sequence[str], *, program: Sequence[str] = (), force: bool) -> Path:
+def open_stage(output: str, suffixes: Sequence[str], *, program: Sequence[str] = (), force: bool | None) -> Path:
     """Create the folder beside a report into which it is written, where nothing is in the way of the report.
 
     Args:
         output: Name of the report without suffix.
         suffixes: How the names of what is written end; existing files are not overwritten without `force`.
         program: What is to run, if anything.
-        force: Whether to overwrite.
+        force: Whether to overwrite; None for a verb without ``--force``.
 
     Raises:
         UsageError: Something exists, there is no such program, no space, or the folder cannot be written to.
@@ -136,7 +136,8 @@ def open_stage(output: str, suffixes: Sequence[str], *, program: Sequence[str] =
         if os.path.isdir(output + suffix) and suffix.startswith("."):
             raise UsageError(f"{output}{suffix} is a folder; choose another name with -o NAME")
         if os.path.lexists(output + suffix) and not force:
-            raise UsageError(f"{output}{suffix} exists; choose another name with -o NAME, or overwrite it with --force")
+            overwrite = "" if force is None else ", or overwrite it with --force"
+            raise UsageError(f"{output}{suffix} exists; choose another name with -o NAME{overwrite}")
     if program:
         need_program(program)
     stage = Path(output).parent / f".{Path(output).name}.partial"
@@ -150,8 +151,9 @@ def open_stage(output: str, suffixes: Sequence[str], *, program: Sequence[str] =
     try:
         stage.mkdir()
     except FileExistsError:
+        overwrite = "" if force is None else ", or use --force"
         raise UsageError(
-            f"{stage} exists: a run writes there now, or was killed; take what you need and remove it, or use --force"
+            f"{stage} exists: a run writes there now, or was killed; take what you need and remove it{overwrite}"
         ) from None
     except OSError:
         raise UsageError(f"{stage.parent}: cannot write to this folder") from None

@@ -123,7 +123,7 @@ def start_session(
         raise UsageError(f"session {session} captures already; end that with nvprof-kit session stop -s {session}")
     need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there
     state = _state_file(session)
-    stage = open_stage(output, NSYS_SUFFIXES, force=False)
+    stage = open_stage(output, NSYS_SUFFIXES, force=None)
     state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n")
     status = subprocess.run([*command, output_setting(stage, output)], check=False).returncode
     if status:

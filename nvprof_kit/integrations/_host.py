@@ -22,7 +22,7 @@ from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inf
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
 from nvprof_kit._instrument.modules.blocks import Submodule, by_structure, children, class_name, unwrapped
 from nvprof_kit._instrument.modules.calls import ranged
-from nvprof_kit._instrument.patches import Patch, never_fails
+from nvprof_kit._instrument.patches import Patch, never_fails, warn
 from nvprof_kit._instrument.ranges.ranges import Layer
 from nvprof_kit.errors import UsageError
 
@@ -106,7 +106,11 @@ class HostLoop(InferredLoop):
         entered = [module for module in modules if any(True for _ in module.parameters())] if with_parts else []
         self.start(named.values(), entered, watch=watch)
         if not self.broken:
-            self._recording = record(self._path, schedule=self._asked)
+            try:
+                self._recording = record(self._path, schedule=self._asked)
+            except UsageError as error:  # of the environment's schedule
+                warn(f"{error}; nothing is recorded by it")
+                return
             self._recording.__enter__()
 
     @never_fails

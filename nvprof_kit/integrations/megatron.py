@@ -26,6 +26,8 @@ TRAINING = "megatron.training.training"
 
 
 class _Training(Hosted):
+    _backward: Patch | None = None
+
     @never_fails
     def begin(self, chunks: Any, first: int) -> None:
         """Begin training with the model chunks of this rank."""
@@ -35,9 +37,10 @@ class _Training(Hosted):
                 chunk = chunk.module  # noqa: PLW2901
             models.append(chunk)
         self.loop.begin(models, first=first)
-        if SCHEDULES in sys.modules:
+        if SCHEDULES in sys.modules and self._backward not in self.patches:  # a loop may begin anew
             backward = around(self.loop.backward_begins, self.loop.backward_ends)
-            self.patches.append(Patch(sys.modules[SCHEDULES], "backward_step", backward))
+            self._backward = Patch(sys.modules[SCHEDULES], "backward_step", backward)
+            self.patches.append(self._backward)
 
 
 class LayerCallback(_Training):

@@ -67,7 +67,7 @@ class record(ContextDecorator):
 
     With a schedule, consecutive recorded steps are a window. Under nsys or ncu, each window calls cudaProfilerStart and
     cudaProfilerStop, and is an NVTX range ``window`` in the domain ``nvprof_kit``; the tool can capture either (nsys:
-    ``--capture-range``), as ``nvprof-kit profile --range window`` does. Without a tool, each window is a trace. If a
+    ``--capture-range``), as ``nvprof-kit profile --schedule`` does. Without a tool, each window is a trace. If a
     recording is already running, as under ``nvprof-kit record``, a warning says that the windows get no traces.
 
     Args:

@@ -151,6 +151,19 @@ def test_megatron_lm(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard.outline == ["step 4", "  forward", "  backward", "step 5", "  forward", "  backward"]
 
 
+def test_megatron_without_a_recording_wraps_the_backward_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedules, training = ModuleType(megatron.SCHEDULES), ModuleType(megatron.TRAINING)
+    schedules.backward_step = backward_step = lambda: "gradients"  # type: ignore[attr-defined]
+    training.train_step = lambda *_given, **_named: schedules.backward_step()  # type: ignore[attr-defined]
+    training.evaluate = lambda: None  # type: ignore[attr-defined]
+    for module in (schedules, training):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    layers = megatron.annotate_training(schedule="off")
+    wrapped = [training.train_step(None, None, [Model()]) and schedules.backward_step for _ in range(3)]
+    layers.close()
+    assert len(set(wrapped)) == 1 and schedules.backward_step is backward_step
+
+
 def test_nothing_is_wrapped_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
     finders = list(sys.meta_path)

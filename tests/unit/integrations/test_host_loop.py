@@ -213,6 +213,16 @@ def test_a_wrong_schedule_is_said_where_it_is_given() -> None:
         HostLoop("sometimes")
 
 
+def test_a_wrong_schedule_of_the_environment_leaves_the_ranges(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "sometimes")
+    model = small()
+    with pytest.warns(UserWarning, match="none of early.*nothing is recorded by it"):
+        loop = begun(model)
+    train(model, loop)
+    loop.end()
+    assert "step 0" in heard.outline
+
+
 def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
     model = small()
     loop = begun(model, schedule="1:3", path=tmp_path / "run.json.gz")
