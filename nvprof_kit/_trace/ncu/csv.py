@@ -198,10 +198,10 @@ def _details(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFr
     rows = rows.assign(name=names, unit=[unit for unit, _ in bases], factor=[factor for _, factor in bases])
     units = rows.drop_duplicates("name").set_index("name")["unit"].to_dict()
     filled = rows[rows["Metric Value"] != ""].drop_duplicates([*key, "name"])  # a metric can be in several sections
-    wide = filled.set_index([*key, "name"])[["Metric Value", "factor"]].unstack("name")
-    wide = wide.reindex(pd.MultiIndex.from_frame(results[key]) if len(key) > 1 else pd.Index(results[key[0]]))
+    index = pd.MultiIndex.from_frame(results[key]) if len(key) > 1 else pd.Index(results[key[0]])
     cells, factors = (
-        wide[column].reindex(columns=[*units]).reset_index(drop=True) for column in ("Metric Value", "factor")
+        filled.set_index([*key, "name"])[column].unstack("name").reindex(index, columns=[*units]).reset_index(drop=True)
+        for column in ("Metric Value", "factor")
     )
     return results, cells.fillna(""), factors.fillna(1.0), units
 

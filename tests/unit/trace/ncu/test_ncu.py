@@ -158,12 +158,13 @@ def test_details_page(tmp_path: Path) -> None:
     head = [*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
     rules = ["Rule Name", "Rule Type", "Rule Description"]
     who = lambda id_: [id_, "557", "python3", "127.0.0.1", "gemm(int)", *OURS]  # noqa: E731
+    rule = line([*who("0"), "SourceCounters", "", "", "", "Rule", "OPT", 'This "kernel", badly\nwritten'])
     text = (
         line([*head, *rules])
         + line([*who("0"), "GPU Speed Of Light Throughput", "Duration", "usecond", "2.50"]).strip() + ",\n"
         + line([*who("0"), "GPU Speed Of Light Throughput", "Memory Throughput", "%", "46.36"]).strip() + ",\n"
         + line([*who("0"), "Memory Workload Analysis", "Memory Throughput", "Gbyte/second", "204.36"])
-        + line([*who("0"), "SourceCounters", "", "", "", "Rule", "OPT", 'This "kernel", badly\nwritten'])
+        + rule
         + line([*who("1"), "GPU Speed Of Light Throughput", "Duration", "usecond", "5.00"])
     )  # fmt: skip
     report = read(tmp_path, text)
@@ -171,6 +172,8 @@ def test_details_page(tmp_path: Path) -> None:
     assert report.metrics["gpu__time_duration.sum"].tolist() == pytest.approx([2500.0, 5000.0])
     assert report.metrics["gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"][0] == 46.36
     assert report.metrics["dram__bytes.sum.per_second"][0] == pytest.approx(204.36e9)
+    without_values = read(tmp_path, line([*head, *rules]) + rule)
+    assert (without_values.kernels["id"].tolist(), [*without_values.metrics]) == ([0], [])
 
 
 def refusal(tmp_path: Path, text: str) -> str:
