@@ -117,5 +117,6 @@ def scrub(capture: str | Path, target: str | Path | None = None, *, also: str | 
         raise UsageError(f"{capture}: no such file")
     target = usual if target is None else Path(target)
     if target.exists():
-        raise UsageError(f"{target} exists; remove it, or choose another name with -o")
+        problem = "is the capture itself;" if target.samefile(capture) else "exists; remove it, or"
+        raise UsageError(f"{target} {problem} choose another name with -o")
     return write_copy(capture, target, also)

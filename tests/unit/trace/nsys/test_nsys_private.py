@@ -117,7 +117,7 @@ def test_the_verb(capture: Path) -> None:
     assert ask(str(capture))[0] == 0
     assert capture.with_name("run.scrubbed.sqlite").exists()
     assert "exists; remove it, or choose another name" in ask(str(capture))[1]
-    assert "exists; remove it, or choose another name" in ask(str(capture), "-o", str(capture))[1]
+    assert "is the capture itself; choose another name" in ask(str(capture), "-o", str(capture))[1]
     assert "only an .sqlite export" in ask("run.nsys-rep")[1]
 
 
