@@ -38,7 +38,7 @@ _COPIES = re.compile(r"multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<")
 _SELECTION = re.compile(r"topk|sort", re.I)
 _CANDIDATES, _RECURS = 64, 0.8
 """Of a stretch without attention so many kernels are tried as anchors; so much of what is between two recurs."""
-_GROUP = 12
+_GROUP = 32
 """At most so many kernels between two anchors of one attention, and between a softmax and its products."""
 
 
@@ -178,6 +178,10 @@ def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Nam
     softmax &= ~_near(names.selection[token] | _is_a(coarse, "experts"), 6, 6)
     before, after = _near(product, _GROUP, 0), _near(product, 0, _GROUP)
     softmax &= (before & after) if names.selection[token].any() else (before | after)
+    # what classifies weights no product: the next one is a convolution, of the next run, or there is none
+    products = np.append(np.flatnonzero(product), len(token))
+    is_convolution = np.append(names.convolution[token], True)
+    softmax &= names.backward[token] | ~is_convolution[products[np.searchsorted(products, np.arange(len(token)))]]
     mixer = softmax | _is_a(coarse, "attention", "ssm")
     anchor = mixer | names.scan[token]
     if not mixer.any() and not _is_a(coarse, "embedding").any():

@@ -66,6 +66,10 @@ def program(path: Path, kernels: list[str]) -> Path:
         pytest.param([_EDGES[0], *_BLOCK, _NORM, _GEMM, _EDGES[1]], id="one block"),
         pytest.param([f"kernel_{17 * number % 31}" for number in range(200)], id="names without an order"),
         pytest.param([_NORM, "conv_depthwise2d_forward_kernel", _GEMM, "gelu", _GEMM, _ADD] * 20, id="convolutions"),
+        pytest.param(
+            [*["fprop_implicit_gemm", "bn_fw_inf", "relu"] * 8, _GEMM, "softmax_warp_forward<float, 10, false>"] * 6,
+            id="a convolutional network that classifies",
+        ),
     ],
 )
 def test_no_layer_is_invented(tmp_path: Path, kernels: list[str]) -> None:
