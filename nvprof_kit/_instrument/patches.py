@@ -136,9 +136,7 @@ def unseen(function: F) -> F:
 
 
 def _prepare(dynamo: Any) -> None:
-    """Follow the compiler's tracing for `Untraced`. Before PyTorch 2.7, also make it skip this package's code, as it
-    cannot skip the callees of a function.
-    """
+    """Follow the compiler's tracing for `Untraced`, and make that of PyTorch before 2.7 skip this package's code."""
     import torch._C._dynamo
 
     if _untraced:
@@ -146,9 +144,15 @@ def _prepare(dynamo: Any) -> None:
             if callback not in callbacks:  # `torch._dynamo.reset` clears them
                 callbacks.append(callback)
     if not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"):
-        rules = import_module(f"{dynamo.__name__}.trace_rules")
-        if hasattr(rules, "add"):
-            rules.add("nvprof_kit._instrument")
+        _skip_package()
+
+
+@functools.cache
+def _skip_package() -> None:
+    """Once, as each call adds a pattern: this compiler cannot skip the callees of a function."""
+    rules = import_module("torch._dynamo.trace_rules")
+    if hasattr(rules, "add"):
+        rules.add("nvprof_kit._instrument")
 
 
 def _note(function: F, callees: bool) -> F:
