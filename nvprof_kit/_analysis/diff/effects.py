@@ -182,7 +182,7 @@ def effects(
         {
             "base": base_time,
             "new": new_time,
-            "change": relative(0.0, in_base),
+            "change": np.maximum(relative(0.0, in_base), -1.0),  # of a row that is gone but for rounding
             "low": relative(-half, in_both),
             "high": relative(half, in_both),
             "at_most": at_most,

@@ -6,6 +6,7 @@ A table shortens texts, then leaves out columns; a line below it lists what is l
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ _SHORT, _SHORT_LABEL, _BAR = 12, 24, 24
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
+_FOLDED_LABEL = re.compile(r" x\d+$")
 _FOLDED = "xN: equal blocks {}; median, min and max are {}. --no-fold prints one line per block."
 
 
@@ -316,11 +318,12 @@ def fold_notes(grid: Grid, figures: str, each: str) -> list[str]:
         figures: The meaning of the figures of a folded line.
         each: The meaning of median, min and max.
     """
-    is_folded = "median" in grid.printed_columns
+    labels = [str(row.cells.get(next(iter(grid.columns)), "")) for row in grid.rows]
+    is_folded = any(_FOLDED_LABEL.search(label) for label in labels)
     return [_FOLDED.format(f"in one line; figures are {figures}", each)] if is_folded else []
 
 
 def ranked_notes(tables: Iterable[pd.DataFrame]) -> list[str]:
     """A note about folded rows of `nvprof_kit._analysis.layers.fold.fold_ranked`, if there are any."""
-    is_folded = any("unlike" in rows and rows["layer"].astype(str).str.contains(r" x\d+$").any() for rows in tables)
+    is_folded = any("unlike" in rows and rows["layer"].astype(str).str.contains(_FOLDED_LABEL).any() for rows in tables)
     return [_FOLDED.format("in one line with their sums", "of one of them")] if is_folded else []

@@ -186,6 +186,12 @@ def test_top_keeps_the_costliest_rows_and_says_how_many_are_left_out(monkeypatch
     assert any("more rows; --top N or -o FILE.csv shows them" in line for line in lines)
 
 
+@pytest.mark.parametrize("name", ["pieces-capture", "qwen3-capture"])
+def test_equal_blocks_in_one_line_are_explained_with_and_without_times(name: str) -> None:
+    text = str(nvprof_kit.open(DATA / f"replays/{name}.json.xz").layers())
+    assert re.search(r" x\d ", text) and "\nxN: equal blocks in one line" in text
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_notebook_shows_every_answer(name: str, answers: dict[str, Result]) -> None:
     assert answers[name]._repr_html_().startswith("<pre")
