@@ -12,7 +12,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -441,14 +441,34 @@ class InferredLoop(Guarded):
 
     def _end_own_step(self) -> None:
         if self._own_steps and self.optimizer_has_stepped:
-            self.step_end()
+            with self._around_phases():
+                self.step_end()
 
     def _ensure_step(self) -> None:
         """Open the step's range, unless it is open."""
         self.evaluation_ends()
         if self._step is None or self._step.backend is not session.backend:
             self.phase(None)
-            self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
+            with self._around_phases():
+                self._step = self._opened(Range(f"step {self.number}", Category.STEP, self.number))
+
+    @contextmanager
+    def _around_phases(self) -> Iterator[None]:
+        """Close the phases that the program itself has open, and open them again: a step is around its phases."""
+        backend = session.backend
+        phases: list[tuple[Range, object]] = []
+        if backend is not None:
+            for owner in reversed(backend.thread.position.owners):
+                range_ = getattr(owner, "range", None)
+                if range_ is None or range_.category is not Category.PHASE:
+                    break
+                phases.append((range_, owner))
+            for _, owner in phases:
+                backend.close(owner)
+        yield
+        if backend is not None:
+            for range_, owner in reversed(phases):
+                backend.open(range_, owner)
 
 
 _running: weakref.ref[InferredLoop] | None = None

@@ -29,7 +29,9 @@ class Sink(Backend):
         return lambda: self._push(range_)
 
     def open(self, range_: Range, owner: object) -> None:
-        if owner is not range_ or range_.category is not Category.STEP:
+        if owner is range_ and range_.category is Category.STEP:
+            range_.backend = self  # open, for the loop that infers it
+        else:
             super().open(range_, owner)
 
     def _push(self, range_: Range) -> None:

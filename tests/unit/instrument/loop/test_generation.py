@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from support.ranges.sink import Outline
 from torch import nn
 from torch.utils.data import DataLoader
 
-from nvprof_kit import annotate_model, generation, step
+from nvprof_kit import annotate_model, generation, global_timer, phase, step
 from nvprof_kit.errors import UsageError
 
 
@@ -118,6 +120,24 @@ def test_steps_are_inferred(name: str, outline: Outline) -> None:
         run(model)
     assert [line for line in outline.outline if "prefill" not in line] == steps
     assert "Sequential" in outline.layers
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_steps_are_around_the_phases_of_the_program(timed: bool, outline: Outline, tmp_path: Path) -> None:
+    stage: Callable[[str], Any] = type(global_timer)(tmp_path).stage if timed else phase
+    model = small()
+    optimizer = sgd(model)
+    with annotate_model(model):
+        for _ in range(2):
+            with stage("pass"), stage("forward"):
+                loss = model(torch.ones(2, 4)).sum()
+            with stage("backward"):
+                loss.backward()
+            with stage("optimizer"):
+                optimizer.step()
+    of_step = ["  pass", "    forward", "  backward", "  optimizer"]
+    begun = ["pass", "  forward"]  # before the model's call, which begins the step, and ends the one before
+    assert outline.outline == [*begun, "step 0", *of_step, "  pass", "    forward", *begun, "step 1", *of_step]
 
 
 def test_two_models_of_a_loop_share_its_steps(outline: Outline) -> None:
