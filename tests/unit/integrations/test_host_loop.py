@@ -60,7 +60,7 @@ def test_a_sampler_without_a_length_is_left_alone(heard: Outline) -> None:
             return iter(range(4))
 
         def __len__(self) -> int:
-            raise NotImplementedError
+            raise TypeError("a stream has no length")
 
     model = small()
     loop = begun(model)
