@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +25,8 @@ def kernel(name: str, start: float, length: float, launch: float, id_: int, **ar
     return [call, event("kernel", name, start, length, pid=0, tid=7, **{**where, **arguments})]
 
 
-def write(path: Path, events: Iterable[Event]) -> Path:
-    path.write_text(json.dumps({"traceEvents": [*events]}))
+def write(path: Path, events: Iterable[Event], **more: Any) -> Path:
+    """Write a trace, packed if it is named ``.gz``, with more keys beside the events."""
+    text = json.dumps({"traceEvents": [*events], **more}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.attribution.attribution import Operations, attribute
 from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
@@ -48,37 +47,3 @@ def test_no_two_operations_of_a_lane_overlap(drawn: list[tuple[int, int, int]]) 
     for _, one in frame.groupby(["lane", "part"]):
         ordered = one.sort_values(["start", "end"])
         assert (ordered["start"].to_numpy()[1:] >= ordered["end"].to_numpy()[:-1]).all()
-
-
-@pytest.mark.parametrize("name", ["llama-2023.4", "graph-2023.4", "hooks-ddp-2024.2", "checkpoint-2023.4"])
-def test_nothing_of_a_real_capture_is_lost(name: str) -> None:
-    trace = open_capture(DATA / f"{name}.sqlite.xz", optional=OPTIONAL)
-    attribution = attribute(trace)
-    whole = timeline(trace, attribution)
-    total = (trace.ops["end_ns"] - trace.ops["start_ns"]).sum()
-    assert (whole.ops["end_ns"] - whole.ops["start_ns"]).sum() == total
-    # a span holds the operations of its layer, so the innermost spans are at least as long as their operations
-    named = whole.ops[whole.ops["layer"] != "(none)"]
-    outermost = whole.spans[whole.spans["level"] == 0]
-    assert (outermost["end_ns"] - outermost["start_ns"]).sum() >= (named["end_ns"] - named["start_ns"]).sum()
-    busy = (
-        whole.ops["end_ns"].max() - whole.ops["start_ns"].min() - (whole.idle["end_ns"] - whole.idle["start_ns"]).sum()
-    )
-    assert busy <= total
-    for _, lane in whole.spans.groupby(["lane", "level"]):
-        assert (lane["start_ns"].to_numpy()[1:] >= lane["end_ns"].to_numpy()[:-1]).all()
-
-
-def test_idle_time_of_a_step_whose_range_begins_while_another_step_still_runs(file: NsysFile) -> None:
-    file.range_("step 1", 0, 100, category="step", payload=1)
-    file.kernel(100, 200, launched=(10, 11))
-    file.kernel(250, 900, launched=(20, 21))  # still running in step 2, which is open from 110 on
-    file.range_("step 2", 110, 1000, category="step", payload=2)
-    file.kernel(1000, 1100, launched=(120, 121))
-    file.kernel(1200, 1400, launched=(130, 131))
-    trace = open_capture(file.write(), optional=OPTIONAL)
-    shown = timeline(trace, attribute(trace), np.array([False, True]))
-    assert shown.idle[["start_ns", "end_ns"]].values.tolist() == [[200, 250], [900, 1000], [1100, 1200]]
-    # from the end of step 1 to the end of the last operation
-    assert shown.window() == (900, 1400)
-    assert shown.idle_times()[["device", "instance", "idle_ns", "gaps"]].values.tolist() == [[0, 1, 200, 2]]

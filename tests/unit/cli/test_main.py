@@ -21,7 +21,7 @@ from support.cli import NVPROF_KIT, execute, run
 
 import nvprof_kit
 from nvprof_kit._cli import group
-from nvprof_kit._cli.verb import READ, progress
+from nvprof_kit._cli.verb import READ
 from nvprof_kit.errors import CaptureError, ToolError, UsageError
 
 if TYPE_CHECKING:
@@ -184,12 +184,6 @@ def test_a_new_verb_is_one_entry(
     assert run("deepest", capture, "--level", "seam") == 2
 
 
-def test_silence_where_nobody_watches(capfd: pytest.CaptureFixture[str]) -> None:
-    with progress() as say:
-        say("reading [bold]run.sqlite")
-    assert capfd.readouterr() == ("", "")
-
-
 def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path: Path) -> None:
     file = NsysFile(tmp_path / "run[b].sqlite")
     file.range_("layers.0", 100, 200, category="forward")
@@ -224,10 +218,3 @@ def test_a_report_is_called_as_its_program(command: str, name: str, capsys: pyte
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_a_shell_has_its_script(shell: str) -> None:
     assert "_NVPROF_KIT_COMPLETE" in execute(*NVPROF_KIT, _NVPROF_KIT_COMPLETE=f"{shell}_source").stdout
-
-
-@pytest.mark.parametrize("path", ["ranks profile", "ncu plan", "session stop"])
-def test_a_verb_below_another_is_there_in_a_new_process(path: str) -> None:
-    """Modules of verbs are loaded when they are asked for."""
-    done = execute(*NVPROF_KIT, *path.split(), "--help", check=True)
-    assert done.stdout.startswith(f"Usage: nvprof-kit {path} ") and "Example:" in done.stdout

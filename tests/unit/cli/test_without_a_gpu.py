@@ -10,7 +10,6 @@ from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._cli import main
-from nvprof_kit.errors import CaptureError
 
 
 def capture(path: Path, *, calls: bool = False) -> Path:
@@ -54,10 +53,3 @@ def test_every_other_verb_says_what_is_missing_in_one_line(
     (line,) = said.err.splitlines()
     assert line.startswith(f"nvprof-kit: {path}: ") or path in line
     assert "GPU" in line or "FLOPs" in line
-
-
-def test_the_methods_of_a_capture_say_it_too(tmp_path: Path) -> None:
-    opened = nvprof_kit.open(capture(tmp_path / "run.sqlite"))
-    opened.layers()
-    with pytest.raises(CaptureError, match="no GPU operations"):
-        opened.breakdown()

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 from nvprof_kit._api.capture import read_rules
-from nvprof_kit._result.formats import csv_cell, plain
 from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.flops_file import read_flops
 from nvprof_kit._trace.open import open_capture, open_ncu, open_snapshot
@@ -22,19 +20,6 @@ from nvprof_kit._trace.timer_log import read_timer_logs
 from nvprof_kit.errors import CaptureError
 
 DATA = Path(__file__).parents[2] / "data"
-
-
-def capture(path: Path) -> Path:
-    """A capture with a row in every table that is read always: a layer, its kernel, a copy and a memset of 10 ns each,
-    and an overhead of the profiler.
-    """
-    file = NsysFile(path)
-    file.range_("layers.0", 100, 200, payload=0)
-    file.kernel(300, 310, launched=(110, 115))
-    file.kernel(320, 330, correlation=file.call("cudaMemcpyAsync_v3020", 120, 125), table="MEMCPY")
-    file.kernel(340, 350, correlation=file.call("cudaMemsetAsync_v3020", 130, 135), table="MEMSET")
-    file.overhead("Buffer Flush", 150, 160)
-    return file.write()
 
 
 # ---------------------------------------------------------------- Kineto
@@ -160,13 +145,6 @@ def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert len(open_ncu("own.ncu-rep").kernels)
     assert not (tmp_path / "it-ran").exists()
-
-
-def test_no_text_steers_a_terminal_or_is_a_formula() -> None:
-    assert plain("a\x1b]0;x\x07\x9b1m\u202eb\nc") == "a\ufffd]0;x\ufffd\ufffd1m\ufffdb\nc"
-    assert csv_cell("=HYPERLINK(1)") == "'=HYPERLINK(1)"
-    assert csv_cell("@a") == "'@a"
-    assert csv_cell("layers.0") == "layers.0"
 
 
 @pytest.mark.parametrize(

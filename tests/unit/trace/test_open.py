@@ -11,7 +11,6 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.captures.nsys_file import SCHEMAS, NsysFile
 
@@ -132,14 +131,6 @@ def test_a_report_needs_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ToolError, match="needs nsys, and there is none on PATH"):
         open_capture(path)
     assert (CaptureError.exit_code, ToolError.exit_code) == (2, 3)
-
-
-def test_left_open_ranges_end_with_the_capture(tmp_path: Path) -> None:
-    file = small(tmp_path / "a.sqlite")
-    file.range_("layers.1", 150, None)
-    ranges = open_capture(file.write()).ranges
-    assert ranges["left_open"].tolist() == [False, True]
-    assert np.array_equal(ranges["end_ns"], [200, 310])
 
 
 @pytest.mark.parametrize("verb", ["layers", "doctor", "advise", "ranks", "export"])

@@ -6,9 +6,8 @@ import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvprof_kit._analysis.layers.fold import fold_ranked, fold_tree, marked, tree_blocks
+from nvprof_kit._analysis.layers.fold import fold_ranked, fold_tree
 from nvprof_kit._result.column import Column
-from nvprof_kit.names import NO_LAYER
 
 COLUMNS = ["layer", "phase", "parent", "depth", "calls", "forward_ns", "backward_ns", "recompute_ns", "other_ns"]
 
@@ -43,21 +42,6 @@ def told(tree: pd.DataFrame, *columns: str, folds: bool | None = True) -> list[t
     return list(fold_tree(tree, folds)[0][["layer", *columns]].itertuples(index=False, name=None))
 
 
-def test_a_block_unlike_its_equals_keeps_its_row_and_those_of_its_parts() -> None:
-    # layer 3 takes 150 ns forward where the others take 100
-    tree = blocks(10, {3: 150})
-    assert told(tree, "count", "forward_ns", "unlike") == [
-        ("model", 1, 1050, ""),
-        ("model.layers.0-2,4-9", 9, 900, ""),
-        ("model.layers.0-2,4-9.mlp", 9, 450, ""),
-        ("model.layers.3", 1, 150, "forward +50 %"),
-        ("model.layers.3.mlp", 1, 50, ""),
-    ]
-    names = marked(tree, tree_blocks(tree).groups_of(tree, folds=True)).set_index("layer")["folded_into"]
-    assert names["model"] == names["model.layers.3"] == ""
-    assert names["model.layers.4.mlp"] == "model.layers.0-2,4-9.mlp"
-
-
 def test_two_kinds_in_turn_are_two_rows() -> None:
     # local and global attention: no block is unlike, and neither median is the other's
     tree = blocks(12, {number: 160 for number in range(1, 12, 2)})
@@ -77,17 +61,6 @@ def test_nested_lists_fold_together() -> None:
         ("stages.0-3", 4, "", 120),
         ("stages.0-3.blocks.0-2", 12, "stages.0-3", 120),
     ]
-
-
-def test_what_is_outside_layers_stays_and_order_is_kept() -> None:
-    tree = blocks(4)
-    outside = tree.iloc[[0, 0]].assign(layer=NO_LAYER, phase=["optimizer", "other"], other_ns=7, total_ns=7)
-    tail = made(("lm_head", "", 5, 5))
-    found, _ = fold_tree(pd.concat([tree, tail, outside], ignore_index=True))
-    assert found["layer"].tolist() == [
-        "model", "model.layers.0-3", "model.layers.0-3.mlp", "lm_head", NO_LAYER, NO_LAYER,
-    ]  # fmt: skip
-    assert found["phase"].tolist()[-2:] == ["optimizer", "other"]
 
 
 @settings(max_examples=60, deadline=None)

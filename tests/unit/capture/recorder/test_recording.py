@@ -118,7 +118,7 @@ def test_a_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
     [
         ("os._exit(4)", 4),
         ("os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(5)'])", 5),
-        ("os.kill(os.getpid(), 1)", -1),
+        *((f"os.kill(os.getpid(), {number})", -number) for number in (1, 2, 15)),
     ],
 )
 def test_a_program_that_leaves_at_once_leaves_its_trace(end: str, status: int, tmp_path: Path) -> None:

@@ -160,11 +160,6 @@ def test_percentages_always_add_up(times: list[int], capture: nvprof_kit.Capture
     assert all(abs(tenth / 1000 - ns / sum(times)) <= 0.001 for tenth, ns in zip(tenths, times, strict=True))
 
 
-@pytest.mark.parametrize(("share", "bar"), [(0.001, "▏"), (0.5, "█" * 12), (0.53, "█" * 12 + "▊"), (1, "█" * 24)])
-def test_bars(share: float, bar: str, capture: nvprof_kit.Capture) -> None:
-    assert cells(layers_of(capture, 1_000_000, round(1_000_000 * share)))[1][5] == bar
-
-
 def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end(
     capture: nvprof_kit.Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,15 +193,6 @@ def test_an_answer_is_shown_once(shown: list[object]) -> None:
     assert layers._repr_html_().startswith("<pre")
     assert "Encoder" in str(layers) and "Encoder" in repr(layers)
     assert shown == []  # else each line stands above the table once more
-
-
-def test_a_job_and_its_tables(shown: list[object]) -> None:
-    ranks = [DATA / "ranks" / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)]
-    job = nvprof_kit.open_job(ranks)
-    assert "straggler" in job._repr_html_() and repr(job) == str(job)
-    clocks = job.clocks()
-    assert clocks._repr_html_().startswith("<pre") and "offset" in repr(clocks)
-    assert shown == []
 
 
 def test_a_notebook_shows_a_plot_as_a_picture() -> None:

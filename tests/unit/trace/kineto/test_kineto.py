@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.captures import kineto_file
+from support.captures.kineto_file import Event, event
 
 import nvprof_kit
 from nvprof_kit._trace.kineto import stream
@@ -15,23 +16,8 @@ from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
 
-def event(category: str, name: str, start: float, length: float, tid: int = 1, **args: Any) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "ts": start,
-        "dur": length,
-        "pid": 0 if category == "kernel" else 9,
-        "tid": tid,
-        "args": args,
-    }
-
-
-def write(path: Path, *events: dict[str, Any], **whole: Any) -> Path:
-    text = json.dumps({"traceEvents": [{"ph": "M", "name": "process_name"}, *events], **whole}).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return path
+def write(path: Path, *events: Event, **whole: Any) -> Path:
+    return kineto_file.write(path, [{"ph": "M", "name": "process_name"}, *events], **whole)
 
 
 GPU_EVENTS = (
@@ -101,13 +87,13 @@ def test_no_domains(tmp_path: Path) -> None:
         open_capture(write(tmp_path / "a.json", event("cpu_op", "aten::mm", 0, 3)), domain="other")
 
 
-def operator(name: str, start: float, tid: int, sequence: int, forward_thread: int = 0) -> dict[str, Any]:
+def operator(name: str, start: float, tid: int, sequence: int, forward_thread: int = 0) -> Event:
     numbers = {"Sequence number": sequence, "Fwd thread id": forward_thread}
-    return event("cpu_op", name, start, 8, tid, **numbers)
+    return event("cpu_op", name, start, 8, tid=tid, **numbers)
 
 
-def arrow(number: int, ends: str, start: float, tid: int) -> dict[str, Any]:
-    return {"ph": ends, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 9, "tid": tid, "ts": start}
+def arrow(number: int, ends: str, start: float, tid: int) -> Event:
+    return {"ph": ends, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 1, "tid": tid, "ts": start}
 
 
 @pytest.mark.parametrize("arrows", [True, False])
@@ -115,10 +101,10 @@ def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, ar
     """PyTorch numbers forward threads by itself; the arrows say which is which, and without them nobody is guessed."""
     node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
-        event("python_function", "nn.Module: Net_0", 0, 100, 1),
-        event("python_function", "nn.Module: Linear_0", 10, 50, 1),
+        event("python_function", "nn.Module: Net_0", 0, 100),
+        event("python_function", "nn.Module: Linear_0", 10, 50),
         operator("aten::mm", 20, 1, 5),
-        event("python_function", "nn.Module: Other_0", 0, 100, 3),
+        event("python_function", "nn.Module: Other_0", 0, 100, tid=3),
         operator("aten::mm", 20, 3, 5),
         operator(node, 200, 2, 5, forward_thread=11),
         operator("MmBackward0", 202, 2, 5, forward_thread=11),
@@ -126,7 +112,7 @@ def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, ar
         operator("MmBackward0", 302, 2, 5, forward_thread=12),
     ]
     launched = ((21, 1, 1), (204, 2, 2), (304, 2, 3))
-    events += [event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=n) for at, tid, n in launched]
+    events += [event("cuda_runtime", "cudaLaunchKernel", at, 1, tid=tid, correlation=n) for at, tid, n in launched]
     events += [event("kernel", "gemm", 1000 + n, n / 1000, correlation=n, device=0, stream=7) for _, _, n in launched]
     if arrows:
         for number, (forward, backward) in enumerate(((1, 202), (3, 302))):
@@ -141,8 +127,8 @@ def test_a_module_keeps_the_path_of_its_first_call(tmp_path: Path) -> None:
     events = [
         event("python_function", "nn.Module: Net_0", 0, 50),
         event("python_function", "nn.Module: Block_0", 10, 20),
-        event("python_function", "nn.Module: Block_0", 60, 20, 2),
-        *(event("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=at) for at, tid in ((15, 1), (65, 2))),
+        event("python_function", "nn.Module: Block_0", 60, 20, tid=2),
+        *(event("cuda_runtime", "cudaLaunchKernel", at, 1, tid=tid, correlation=at) for at, tid in ((15, 1), (65, 2))),
         *(event("kernel", "gemm", 1000 + at, 0.001, correlation=at, device=0, stream=7) for at in (15, 65)),
     ]
     assert sums(write(tmp_path / "a.json", *events)) == {("Net.Block", "forward"): 2}
@@ -187,7 +173,7 @@ ODD = {
     "a category that is a number": ('"cat": "cpu_op"', '"cat": 7'),
     "an event that is none": ('{"ph": "M"', '7, {"ph": "M"'),
     "a control character": ('"name": "aten::mm"', '"name": "aten::\tmm"'),
-    "a number of 40 digits": ('"pid": 9', f'"pid": 1{"0" * 40}'),
+    "a number of 40 digits": ('"pid": 1', f'"pid": 1{"0" * 40}'),
 }
 
 

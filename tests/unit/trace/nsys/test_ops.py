@@ -1,44 +1,13 @@
-"""GPU operations of several tables, processes, devices and graphs; columns with one value are not read row by row."""
+"""Calls and operations that an nsys export and a PyTorch trace of it have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from support.captures import as_kineto
-from support.captures.nsys_file import NsysFile, thread
+from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._trace.open import open_capture
-
-
-def _file(folder: Path, more: Callable[[NsysFile], object] = lambda _: None) -> Path:
-    file = NsysFile(folder / "run.sqlite")
-    file.range_("layers.0", 100, 900)
-    for start in (300, 400):
-        file.kernel(start, start + 10, launched=(start - 100, start - 90))
-    file.kernel(500, 520, launched=(450, 460), table="MEMCPY")
-    more(file)
-    return file.write()
-
-
-@pytest.mark.parametrize(
-    ("table", "what", "expected"),
-    [
-        ("KERNEL", {"device": 1}, {"device": [0, 0, 1, 0]}),
-        ("KERNEL", {"node": 5}, {"graph_node": [-1, -1, 5, -1]}),
-        ("KERNEL", {"pid": 8}, {"pid": [thread(0, 7), thread(0, 7), thread(0, 8), thread(0, 7)]}),
-        ("MEMCPY", {"device": 1}, {"device": [0, 0, 0, 1]}),
-        ("MEMSET", {"device": 2}, {"device": [0, 0, 0, 2]}),
-    ],
-)
-def test_one_row_of_another_value_is_read(
-    tmp_path: Path, table: str, what: dict[str, int], expected: dict[str, list[int]]
-) -> None:
-    # the added row is the last of its table: kernels come before copies, and these before memsets
-    path = _file(tmp_path, lambda file: file.kernel(600, 610, launched=(550, 560), table=table, **what))  # type: ignore[arg-type]
-    ops = open_capture(path).ops
-    assert {name: ops[name].tolist() for name in expected} == expected
 
 
 def test_calls_and_the_hosts_end_of_copies_are_those_of_a_pytorch_trace(tmp_path: Path) -> None:

@@ -41,17 +41,6 @@ def test_tables(tmp_path: Path) -> None:
     assert snapshot.blocks["state"].tolist() == ["inactive", "active_allocated"]
 
 
-def test_a_stack_that_recurs(tmp_path: Path) -> None:
-    """PyTorch writes a list for every event, and a loop comes by the same lines again and again."""
-    file = SnapshotFile()
-    for _ in range(50):
-        file.alloc(1000, stack=["a.py:1:f", "b.py:2:g"])
-        file.alloc(1000, stack=["a.py:1:f"])
-    snapshot = open_snapshot(file.write(tmp_path / "run.pickle"))
-    assert snapshot.events["stack"].tolist() == [0, 1] * 50
-    assert [[frame["name"] for frame in stack] for stack in snapshot.stacks] == [["f", "g"], ["f"]]
-
-
 def test_blocks_without_addresses_are_counted_up(tmp_path: Path) -> None:
     """PyTorch up to 2.1 gives the address of a segment only."""
     file = SnapshotFile()
