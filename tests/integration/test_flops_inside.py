@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +11,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from support.cli import execute, torchrun
+from support.recipes import ranges
 
 from nvprof_kit._cli import group
 
@@ -134,11 +134,7 @@ def test_each_rank_counts_its_own_work(tmp_path: Path) -> None:
 def test_under_nsys_the_ranges_stay_as_they_are(tmp_path: Path, nsys: str) -> None:
     before = ("profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", "-o")
     run(tmp_path, before=(nsys, *before, str(tmp_path / "run")))
-    with sqlite3.connect(tmp_path / "run.sqlite") as db:
-        named = "SELECT s.value FROM NVTX_EVENTS e JOIN StringIds s ON e.textId = s.id"
-        rows = db.execute(f"{named} WHERE e.eventType = 59 ORDER BY e.start")
-        texts = [text for (text,) in rows if text != "gc"]
-    db.close()
+    texts = ranges(tmp_path / "run.sqlite")
     steps = [number for number, text in enumerate(texts) if text.startswith("step ")]
     first, counted, last = (texts[at + 1 : end] for at, end in zip(steps, [*steps[1:], len(texts)], strict=True))
     assert first == counted == last and "layers.1 recompute" in counted

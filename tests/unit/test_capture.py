@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -125,33 +124,7 @@ def test_an_unknown_view_or_table_names_what_there_is(run: Path) -> None:
         capture.tables["nosuch"]
 
 
-def test_every_question_per_step_takes_the_steps_to_look_at(run: Path) -> None:
-    capture, chosen = nvprof_kit.open(run), nvprof_kit.StepOptions(first=1)
-    assert capture.layers(steps=chosen).rows["gpu_self_ns"].sum() == 40  # one step: 30 in the layer, 10 outside
-    assert capture.breakdown(steps=chosen).steps["step"].tolist() == [1]
-    assert capture.summary("kernel", steps=chosen).to_frame()["calls"].tolist() == [1, 1]
-    assert capture.advise(steps=chosen).steps == 1
-    assert b"step 1, a typical one" in capture.report(steps=chosen).data
-    diff = capture.diff(run, steps=chosen, anyway=True)
-    assert (diff.base_steps, diff.new_steps) == (1, 1)
-    with pytest.raises(nvprof_kit.UsageError, match="it has 2 steps, 0 to 1"):
-        capture.layers(steps=nvprof_kit.StepOptions(skip=2))
-
-
 ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf, -1.0])
-def test_a_number_that_is_not_finite_or_too_small_is_refused(number: float, tmp_path: Path) -> None:
-    file = NsysFile(tmp_path / "a.sqlite")
-    file.kernel(100, 110, launched=(1, 2))
-    opened = nvprof_kit.open(file.write())
-    for question in (
-        lambda: opened.diff(opened, run_noise=number),
-        lambda: opened.ncu_plan(share=number),
-    ):
-        with pytest.raises(nvprof_kit.UsageError, match="needed a finite number"):
-            question()
 
 
 def test_ctrl_c_during_a_query_is_ctrl_c(run: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.captures.nsys_file import KERNEL_TABLE
 from support.nsys import run_nsys
+from support.recipes import ranges
 from test_nsys_ranges import profile, read
 
 import nvprof_kit
@@ -93,12 +94,7 @@ def test_nothing_more_where_there_is_no_allocator(nsys: str, tmp_path: Path) -> 
     program = PROGRAM.replace("memory=lambda: Level(held, most)", "")
     path = profile(nsys, tmp_path, program, NVPROF_KIT_MEMORY="1")
     assert not [event for event in read(path) if event.kind == 34]
-    with sqlite3.connect(path) as connection:
-        texts = connection.execute(
-            "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS AS e LEFT JOIN StringIds AS s ON s.id = e.textId "
-            "WHERE e.eventType = 59"
-        ).fetchall()
-    assert len([text for (text,) in texts if text != "gc"]) == 8
+    assert len(ranges(path)) == 8
 
 
 PROGRAM_TIMERS = """
@@ -113,20 +109,12 @@ for number in range(2):
 """
 
 
-RANGES = """
-SELECT coalesce(e.text, s.value), c.text FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId
-LEFT JOIN NVTX_EVENTS c ON c.eventType = 33 AND c.domainId = e.domainId AND c.category = e.category
-WHERE e.eventType = 59 AND coalesce(e.text, s.value) <> 'gc' ORDER BY e.start
-"""
-
-
 def test_stages_are_phases_in_nsys(nsys: str, tmp_path: Path) -> None:
     report = tmp_path / "run"
     options = ["-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--export=sqlite", "-o", report]
     run_nsys(nsys, "profile", *options, sys.executable, "-c", PROGRAM_TIMERS, cwd=tmp_path)
-    with sqlite3.connect(report.with_suffix(".sqlite")) as database:
-        ranges = database.execute(RANGES).fetchall()
-    one = [("forward", "phase"), ("attention", "phase"), ("backward", "phase")]
-    assert ranges == [("step 0", "step"), *one, ("step 1", "step"), *one]
+    recorded = [(event.text, event.category) for event in read(report.with_suffix(".sqlite"))]
+    stages = [("forward", "phase"), ("attention", "phase"), ("backward", "phase")]
+    assert recorded == [("step 0", "step"), *stages, ("step 1", "step"), *stages]
     log = (tmp_path / "time_log" / "timer_rank0.log").read_text().splitlines()
     assert [line.split(",")[0] for line in log] == ["[RANK 0] attention", "[RANK 0] forward", "[RANK 0] backward"] * 2

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.cli import run
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
@@ -111,15 +110,3 @@ def test_busy_times_are_those_of_layers() -> None:
     busy = {(row.layer, row.phase): row.busy_ns for row in nvprof_kit.open(H200).metrics().rows.itertuples()}
     table = nvprof_kit.open(H200).layers().rows
     assert busy == {(row.layer, row.phase): row.gpu_busy_ns for row in table.itertuples() if row.gpu_busy_ns}
-
-
-def test_verb(file: NsysFile, capsys: pytest.CaptureFixture[str]) -> None:
-    capture = with_table(file, rounds=30)
-    assert run("metrics", capture) == 0
-    out = capsys.readouterr().out
-    assert "150 samples, one every 0.1 µs" in out
-    assert "too few" in out
-    assert run("metrics", capture, "--format", "csv") == 0
-    assert capsys.readouterr().out.startswith("layer,phase,busy_ns,samples,enough,sm_active_pct")
-    assert run("metrics", capture, "-o", capture.with_name("a.png")) == 0
-    assert capture.with_name("a.png").read_bytes().startswith(b"\x89PNG")

@@ -116,9 +116,3 @@ def test_tables_that_need_several_ranks_say_why_they_are_empty() -> None:
     assert {name for name, why in said["unknown"].items() if why == reason} == empty
     refused = CliRunner().invoke(group, ["ranks", alone, "--view", "what-if"])
     assert f"no table what-if: {reason}" in str(refused.exception)
-
-
-def test_what_is_missing_is_null_with_its_reason(place: dict[str, str]) -> None:
-    said = answer(ANSWERS["diff"], place)
-    assert all(row["change"] is None for row in said["rows"] if not row["base_ns"])
-    assert said["unknown"]["change"] == "missing if that is 0"

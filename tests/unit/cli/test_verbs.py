@@ -129,6 +129,7 @@ def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ncu plan RUN RUN", "a plan needs one capture, not 2"),
         ("ncu plan RUN --share 1", "--share 1 cannot be reached"),
         ("ncu plan RUN --share nan", "--share nan: needed a finite number, 1e-06 to 1"),
+        ("diff CAPTURE CAPTURE --run-noise inf", "needed a finite number"),
         ("layers CAPTURE --top 0", "Invalid value for '--top'"),
         ("ncu plan RUN --script /no/folder/plan.sh", "cannot write it"),
     ],

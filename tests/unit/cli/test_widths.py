@@ -176,16 +176,6 @@ def test_where_no_figure_fits_the_names_are_left(monkeypatch: pytest.MonkeyPatch
     assert "busy ms" in gone and "MFU" in gone
 
 
-def test_top_keeps_the_costliest_rows_and_says_how_many_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    result = opened("flops/llama12-2024.2").layers().selected(fold=False)
-    print_to(whole := Terminal(), result.parts())
-    print_to(terminal := Terminal(), result.selected(top=5).parts())
-    lines = terminal.getvalue().splitlines()
-    assert len(lines) < 40 < 70 < len(whole.getvalue().splitlines())
-    assert any("more rows; --top N or -o FILE.csv shows them" in line for line in lines)
-
-
 @pytest.mark.parametrize("name", ["pieces-capture", "qwen3-capture"])
 def test_equal_blocks_in_one_line_are_explained_with_and_without_times(name: str) -> None:
     text = str(nvprof_kit.open(DATA / f"replays/{name}.json.xz").layers())

@@ -146,16 +146,6 @@ def test_the_figures_are_those_of_the_trace(options: dict[str, Any]) -> None:
     assert kinds.loc["Block in spatial_blocks", "count"] == 6  # two blocks in three steps
 
 
-def test_one_step_needs_no_step(options: dict[str, Any]) -> None:
-    training = Training()
-    with LayerProfiler(training.model, "0:1", **options) as profiling:
-        training.step()
-    (one,) = profiling.recorded
-    assert one.profile.rows["step"].dropna().unique().tolist() == [0]
-    assert len(one.cost.recorded) == 1 and one.cost.ratio is None
-    assert "no plain step ran to compare it with" in str(one.cost)
-
-
 def test_a_decorated_step(options: dict[str, Any]) -> None:
     training = Training()
     profiling = LayerProfiler(training.model, "2:4", **options)

@@ -282,17 +282,6 @@ def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict
     assert ceilings(measured.layers()) == {"DRAM": "6.0", "FP32": "32", **tensor}
 
 
-def test_the_roofline_of_a_report() -> None:
-    """The ceilings of an H200 at the clocks it ran at: 132 SMs at 1.92 GHz, 4,096 dense bf16 operations a cycle."""
-    made = nvprof_kit.open_ncu(DATA / "roofline-2025.3.csv.xz").layers()
-    assert ceilings(made) == {"DRAM": "4.8", "FP32": "65", "tensor bf16 to fp32": "1,037"}
-
-
-def test_roofline_without_operations(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"no kernel with both operations and bytes.*ncu profile --set roofline"):
-        report(tmp_path, {"ns": 1000, "dram": 100}).layers().figure()
-
-
 ROOT = Path(__file__).parents[4]
 LISTED = ROOT / "tests" / "data" / "ncu" / "metrics-2025.3.1.txt.xz"
 CHIPS = {

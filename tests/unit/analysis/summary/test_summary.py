@@ -212,18 +212,3 @@ def test_diff_and_export_count_calls(recorded: Path, tmp_path: Path) -> None:
     slices = json.loads((tmp_path / "run.perfetto.json").read_text())["traceEvents"]
     shown = Counter(one["name"] for one in slices if one.get("cat") == "operation")
     assert {name: count for name, count in shown.items() if not name.endswith(" (continued)")} == calls
-
-
-def test_the_kernel_view_alone_tells_what_was_not_launched_or_created(file: NsysFile) -> None:
-    file.range_("layers.0", 0, 5000)
-    file.kernel(150, 160, launched=(100, 110))
-    file.kernel(200, 230, correlation=77)  # no call has this id: 30 ns without a launch
-    file.graph_node(5, 50)
-    file.kernel(300, 310, launched=(250, 260), node=6)  # no creation of node 6
-    path = file.write()
-    capture = nvprof_kit.open(path)
-    alone = capture.summary("kernel").warnings
-    assert any("1 of 3 operations were launched by calls that are not in the capture" in one for one in alone)
-    assert any("1 operations replay CUDA graphs" in one for one in alone)
-    assert "attribution" not in vars(capture._operations())  # no operation was attributed
-    assert alone == nvprof_kit.open(path).summary(("kernel", "memory")).warnings

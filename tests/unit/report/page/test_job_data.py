@@ -93,12 +93,3 @@ def test_the_page_from_the_command_line(job: Job, tmp_path: Path) -> None:
     assert data_of(text.encode())["ranks"] == [1] and "default-src 'none'" in text
     with pytest.raises(SystemExit, match="2"):
         main(["ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "one"])
-
-
-def test_a_table_of_a_job_is_an_answer_like_any(job: Job, tmp_path: Path) -> None:
-    table = job.charges()
-    assert "model.layers.3" in str(table) and table._repr_html_().startswith("<pre")
-    assert len(pd.read_csv(table.save(tmp_path / "charges.csv"))) == len(table.to_frame())
-    assert b"<pre" in table.save(tmp_path / "charges.html").read_bytes()
-    assert job._repr_html_().startswith("<pre")
-    assert job.report().save(tmp_path / "job.html").read_bytes().startswith(b"<!doctype html>")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +89,3 @@ def test_bars_of_layers_are_a_level_of_the_model_and_add_up() -> None:
         labels = [label.get_text().removesuffix(" (itself)") for label in axes.get_yticklabels()]
         assert len(labels) == len(lengths) == bars
         assert tree[tree["layer"].isin(labels)]["depth"].max() == (depth or 3) - 1
-
-
-@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_every_format_is_drawn(tmp_path: Path, suffix: str, start: bytes) -> None:
-    capture = nvprof_kit.open(DATA / "llama-2023.4.sqlite.xz")
-    layers = capture.layers(depth=2)
-    for answer in (layers, replace(layers, tree=layers.tree[:0]), capture.plot()):
-        assert answer.save(tmp_path / f"plot{suffix}").read_bytes().startswith(start)

@@ -11,7 +11,7 @@ from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._analysis.layers.profile import LayerProfile, layer_profile
 from nvprof_kit._profiler.cost import OwnCost
-from nvprof_kit._report.text.layer_profile import memory_lines, profile_head, profile_report, time_figure
+from nvprof_kit._report.text.layer_profile import profile_head, profile_report, time_figure
 from nvprof_kit._report.text.table import print_to
 from nvprof_kit._trace.open import open_capture
 
@@ -64,17 +64,6 @@ def test_no_kinds_is_said(tmp_path: Path) -> None:
     found = layer_profile(open_capture(file.write(), optional=("name",)), {})
     text = printed(profile_report(found, []))
     assert "No block ran and no fused attention" in text and "head" in text
-
-
-def test_memory_round_by_round(tmp_path: Path) -> None:
-    sizes = [40 * MB, 30 * MB, 5 * MB, 50 * MB, 100 * MB]
-    names = ["allocated_bytes", "retained_bytes", "transient_bytes", "peak_bytes", "reserved_bytes"]
-    memory = pd.DataFrame([(2, "blocks.1", "forward", *sizes)], columns=["step", "layer", "phase", *names])
-    assert list(memory_lines(profile(tmp_path, {}, memory).rows)) == [
-        "step 2",
-        "  blocks.1 forward: allocated 40.00 MB, reserved 100.00 MB, peak 50.00 MB, retained 30.00 MB, "
-        "transient 5.00 MB",
-    ]
 
 
 PLAIN, WRITTEN = (10**7, 8 * 10**6, 11 * 10**6), (10**9, 2 * 10**9, 5 * 10**8)

@@ -33,20 +33,6 @@ def sums(path: Path) -> dict[tuple[str, str], int]:
     return {(row.layer, row.phase): row.gpu_self_ns for row in rows.itertuples() if row.gpu_self_ns}
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
-def test_our_ranges_on_the_gpu(tmp_path: Path, name: str) -> None:
-    path = write(
-        tmp_path / name,
-        event("user_annotation", "nvprof_kit:forward:layers.0", 5, 20),
-        event("user_annotation", "nvprof_kit:backward:layers.0 backward", 40, 20, tid=2),
-        event("gpu_user_annotation", "nvprof_kit:forward:layers.0", 100, 2),
-        *GPU_EVENTS,
-        deviceProperties=[{"id": 0, "name": "NVIDIA H200"}],
-    )
-    assert sums(path) == {("layers.0", "forward"): 1500, ("layers.0", "backward"): 2250}
-    assert open_capture(path).info.gpus == ("NVIDIA H200",)
-
-
 def test_pytorchs_annotation_of_a_phase_that_is_ours_is_no_second_call(tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.json",
@@ -59,22 +45,6 @@ def test_pytorchs_annotation_of_a_phase_that_is_ours_is_no_second_call(tmp_path:
     ranges = open_capture(path).ranges
     begins = sorted(zip(ranges["text"], ranges["start_ns"] - ranges["start_ns"].min(), strict=True))
     assert begins == [("data", 1000), ("optimizer", 5000), ("step 0", 0)]
-
-
-def test_without_a_gpu_the_operations_are_what_cpu_operators_do_themselves(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "a.json",
-        event("user_annotation", "nvprof_kit:forward:layers.0", 0, 50),
-        event("cpu_op", "aten::linear", 10, 20),
-        event("cpu_op", "aten::addmm", 12, 10),
-        event("cpu_op", "aten::relu", 30, 5),  # begins where linear ends
-        event("cpu_op", "aten::mm", 12, 7, tid=2),  # another thread: not inside linear
-    )
-    trace = open_capture(path)
-    assert not trace.info.on_gpu
-    # linear 10-12 and 22-30, addmm 12-22, relu 30-35
-    assert sums(path) == {("layers.0", "forward"): 25_000, ("(none)", "other"): 7_000}
-    assert sorted(trace.ops["end_ns"] - trace.ops["start_ns"]) == [2_000, 5_000, 7_000, 8_000, 10_000]
 
 
 def test_old_category_names_and_a_bare_list_of_events(tmp_path: Path) -> None:
@@ -120,18 +90,6 @@ def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, ar
     forward = {("Net.Linear", "forward"): 1}
     told = {("Net.Linear", "backward"): 2, ("Other", "backward"): 3}
     assert sums(write(tmp_path / "a.json", *events)) == forward | (told if arrows else {("(none)", "backward"): 5})
-
-
-def test_a_module_keeps_the_path_of_its_first_call(tmp_path: Path) -> None:
-    """A recompute calls a module outside the modules that hold it."""
-    events = [
-        event("python_function", "nn.Module: Net_0", 0, 50),
-        event("python_function", "nn.Module: Block_0", 10, 20),
-        event("python_function", "nn.Module: Block_0", 60, 20, tid=2),
-        *(event("cuda_runtime", "cudaLaunchKernel", at, 1, tid=tid, correlation=at) for at, tid in ((15, 1), (65, 2))),
-        *(event("kernel", "gemm", 1000 + at, 0.001, correlation=at, device=0, stream=7) for at in (15, 65)),
-    ]
-    assert sums(write(tmp_path / "a.json", *events)) == {("Net.Block", "forward"): 2}
 
 
 def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:

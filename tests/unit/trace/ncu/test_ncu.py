@@ -55,12 +55,6 @@ def read(tmp_path: Path, text: str, **options: str) -> NcuReport:
 TIME = {"gpu__time_duration.sum": ("ns", "9600")}
 
 
-def test_what_is_printed_around_the_page_is_not_in_it(tmp_path: Path) -> None:
-    noise = '==WARNING== Note: x\n==PROF== Connected to process 557 (/usr/bin/python3)\nloss 3.2, "quoted"\n'
-    text = raw(TIME, noise=noise) + '==PROF== Disconnected\n"GPU ID","GPU Name"\nloss 3.1\n\n'
-    assert len(read(tmp_path, text).kernels) == 1
-
-
 def test_units_are_brought_to_base(tmp_path: Path) -> None:
     report = read(
         tmp_path,
