@@ -1,7 +1,5 @@
 """Lanes, fixtures for Nsight Systems and golden files, and the list of tests that are rerun."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -4,8 +4,6 @@ What must hold: no defect (exit status 70) and no exception, an answer or a line
 written to, no control character on the terminal, and every nanosecond of the GPU in a row of ``layers``, or a warning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import hashlib

@@ -6,8 +6,6 @@ One part of the cases is systematic: each column and key of each seed is dropped
 rest is random, and the same for the same seed. Every broken case prints the words that repeat it.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import random

@@ -1,7 +1,5 @@
 """The kinds of inputs that are broken: their seeds, the verbs that read them, and the ways to break them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Ways to break an input: single columns and keys one after the other, and bytes, cells and lines at random."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

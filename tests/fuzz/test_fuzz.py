@@ -1,7 +1,5 @@
 """The fuzzer: some cases of every kind. ``make fuzz`` runs 12,000."""
 
-from __future__ import annotations
-
 import lzma
 import shutil
 import time
@@ -17,7 +15,7 @@ _SECONDS = 0.5 * examples(3)
 
 
 @pytest.mark.parametrize("kind", fuzz.KINDS)
-def test_nothing_breaks(kind: str) -> None:
+def test_nothing_breaks(kind):
     """A case that is broken names itself, so that it can be run again: ``fuzz.judge(Case(…))``."""
     began = time.monotonic()
     for tried, case in enumerate(fuzz.chosen(200, 0, kind)):
@@ -49,9 +47,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("CUPTI_ACTIVITY_KIND_RUNTIME", "end", "rename"),
     ],
 )
-def test_a_column_of_one_rank_is_named_or_has_no_effect(
-    table: str, column: str, way: str, pair: Path, tmp_path: Path
-) -> None:
+def test_a_column_of_one_rank_is_named_or_has_no_effect(table, column, way, pair, tmp_path):
     shutil.copytree(pair, tmp_path, dirs_exist_ok=True)
     words = (*VERB, *(str(tmp_path / f"run.rank{rank}.sqlite") for rank in (0, 1)))
     whole = cases.run(words, tmp_path)

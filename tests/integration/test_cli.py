@@ -1,7 +1,5 @@
 """The command line as a process of its own: pipes, signals, and Python programs under the recorder."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -39,7 +37,7 @@ def capture(tmp_path: Path) -> Path:
 
 class TestReading:
     @pytest.mark.parametrize("form", ["table", "csv", "json", "md", "parquet"])
-    def test_a_reader_that_goes_away_early(self, form: str, capture: Path, tmp_path: Path) -> None:
+    def test_a_reader_that_goes_away_early(self, form, capture, tmp_path):
         reader, writer = os.pipe()
         os.close(reader)
         done = subprocess.run(
@@ -50,12 +48,12 @@ class TestReading:
         assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
     @pytest.mark.parametrize(("verb", "status"), [("layers", 0), ("no-such-verb", 2)])
-    def test_with_stderr_closed(self, verb: str, status: int, capture: Path, tmp_path: Path) -> None:
+    def test_with_stderr_closed(self, verb, status, capture, tmp_path):
         done = execute("sh", "-c", 'exec "$@" 2>&-', "sh", *NVPROF_KIT, verb, capture, cwd=tmp_path)
         assert done.returncode == status
         assert ("499 " in done.stdout) == (status == 0)
 
-    def test_a_terminal_that_knows_only_ascii(self, capture: Path, tmp_path: Path) -> None:
+    def test_a_terminal_that_knows_only_ascii(self, capture, tmp_path):
         done = execute(*NVPROF_KIT, "layers", capture, cwd=tmp_path, PYTHONIOENCODING="ascii", COLUMNS="120")
         assert done.returncode == 0
         assert "####" in done.stdout
@@ -63,7 +61,7 @@ class TestReading:
 
 class TestRecording:
     @pytest.mark.slow
-    def test_a_script_finds_the_world_as_without_the_recorder(self, tmp_path: Path) -> None:
+    def test_a_script_finds_the_world_as_without_the_recorder(self, tmp_path):
         (tmp_path / "sub").mkdir()
         (tmp_path / "sub" / "neighbour.py").write_text("")
         (tmp_path / "sub" / "train.py").write_text(WORK + "import neighbour\nsys.exit(7)")
@@ -75,7 +73,7 @@ class TestRecording:
         assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()
 
     @pytest.mark.slow
-    def test_a_forked_process_ends_as_without_the_recorder(self, tmp_path: Path) -> None:
+    def test_a_forked_process_ends_as_without_the_recorder(self, tmp_path):
         (tmp_path / "train.py").write_text(
             WORK + "import os, sys\nif os.fork() == 0:\n    print('child')\n    sys.exit(3)\nprint(os.wait()[1] >> 8)"
         )

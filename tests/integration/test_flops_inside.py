@@ -1,7 +1,5 @@
 """Operations counted and time captured of one program: by the embedded recorder, and under a real nsys."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap
@@ -60,7 +58,7 @@ def run(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> None:
     execute(*before, sys.executable, program, folder, *arguments, check=True)
 
 
-def test_a_recording_and_its_operations(tmp_path: Path) -> None:
+def test_a_recording_and_its_operations(tmp_path):
     run(tmp_path, "record")
     capture, out = tmp_path / "run.json.gz", tmp_path / "flops.csv"
     done = CliRunner().invoke(group, ["flops", str(capture), "--peak", "fp32=1e12", "-o", str(out)])
@@ -110,7 +108,7 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_each_rank_counts_its_own_work(tmp_path: Path) -> None:
+def test_each_rank_counts_its_own_work(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(RANKS)
     torchrun(2, program, tmp_path, cwd=tmp_path)
@@ -131,7 +129,7 @@ def test_each_rank_counts_its_own_work(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.nsys
-def test_under_nsys_the_ranges_stay_as_they_are(tmp_path: Path, nsys: str) -> None:
+def test_under_nsys_the_ranges_stay_as_they_are(tmp_path, nsys):
     before = ("profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite", "-o")
     run(tmp_path, before=(nsys, *before, str(tmp_path / "run")))
     texts = ranges(tmp_path / "run.sqlite")

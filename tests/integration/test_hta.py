@@ -4,8 +4,6 @@ HTA has dependencies of its own, so it runs in a Python of its own: set NVPROF_K
 ``HolisticTraceAnalysis``.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -35,7 +33,7 @@ print(json.dumps({**{name: float(times[name]) for name in times.index}, "overlap
     "capture",
     ["eager-2023.4.sqlite", "hooks-ddp-2024.2.sqlite", "kineto/ddp.rank0.json", "kineto/fsdp.rank0.json"],
 )
-def test_the_same_times(capture: str, tmp_path: Path) -> None:
+def test_the_same_times(capture, tmp_path):
     plain, trace = tmp_path / f"run{Path(capture).suffix}", tmp_path / "rank0.json.gz"
     plain.write_bytes(lzma.decompress((DATA / f"{capture}.xz").read_bytes()))
     if plain.suffix == ".sqlite":

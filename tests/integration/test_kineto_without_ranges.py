@@ -1,7 +1,5 @@
 """A PyTorch trace without our ranges, beside the same program with them: which layer every operator belongs to."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -76,7 +74,7 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
     return M(request.param)
 
 
-def test_the_same_run_read_with_our_ranges_and_without(model: nn.Module, tmp_path: Path) -> None:
+def test_the_same_run_read_with_our_ranges_and_without(model, tmp_path):
     path = tmp_path / "run.json"
     with nvprof_kit.annotate_model(model, depth="leaf"):
         train(model)
@@ -96,7 +94,7 @@ WORK = ("aten::addmm", "aten::mm", "aten::native_layer_norm", "aten::native_laye
         "aten::embedding_dense_backward", "aten::threshold_backward", "aten::clamp_min", "aten::sum")  # fmt: skip
 
 
-def test_a_run_that_knows_nothing_of_us(model: nn.Module, tmp_path: Path) -> None:
+def test_a_run_that_knows_nothing_of_us(model, tmp_path):
     """The same work of the same layers, in a run of torch.profiler alone and in one recorded by us."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiler:
         train(model)

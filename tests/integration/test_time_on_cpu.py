@@ -1,7 +1,5 @@
 """How busy the CPU is, as real Nsight Systems saw it, beside what the program itself measured."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -43,7 +41,7 @@ def watched(nsys: str, report: Path) -> subprocess.CompletedProcess[str]:
     pytest.fail(f"nsys hung or failed five times, last with {failure}")
 
 
-def test_time_on_the_cpu(nsys: str, tmp_path: Path) -> None:
+def test_time_on_the_cpu(nsys, tmp_path):
     ran = watched(nsys, tmp_path / "run")
     measured = next((int(line) for line in ran.stdout.splitlines() if line.isdecimal()), 0)
     found = nvprof_kit.open(tmp_path / "run.sqlite").tables["scheduled"]

@@ -1,7 +1,5 @@
 """A headless Chromium without network access."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ program of `PROGRAMS`. A command is run on the captures of `FILES`, which stand 
 is not run, for a reason that `REASONS` gives by how it begins.
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 import shutil

@@ -3,8 +3,6 @@
 A file of csv has the columns that are compared: a new column of the answer rewrites none.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

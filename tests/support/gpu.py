@@ -1,7 +1,5 @@
 """Runs the programs and scripts of `tests/gpu`."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

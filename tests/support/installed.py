@@ -1,7 +1,5 @@
 """Checks that an installed nvprof-kit is complete; release checks run this script outside the source tree."""
 
-from __future__ import annotations
-
 import importlib.util
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The lane of this run: the usual one, or the full one with NVPROF_KIT_FULL=1."""
 
-from __future__ import annotations
-
 import os
 
 FULL = os.environ.get("NVPROF_KIT_FULL") == "1"

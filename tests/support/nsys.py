@@ -1,7 +1,5 @@
 """A real Nsight Systems that a test runs by itself, not through the product."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The data in a page of `nvprof-kit report` or `ranks`, read as the page's own script reads it."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

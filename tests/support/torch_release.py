@@ -1,7 +1,5 @@
 """What older releases of PyTorch lack, or have under another name."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

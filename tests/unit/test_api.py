@@ -1,7 +1,5 @@
 """What the package offers: one list, typed, reachable from Python as from the command line, and shown in the docs."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -87,7 +85,7 @@ reveal_type(nvprof_kit.open_timers("logs/").timers("rank").to_frame())  # pandas
 reveal_type(nvprof_kit.doctor().ok)  # bool
 with nvprof_kit.step(1), nvprof_kit.phase("forward"):
     pass
-nvprof_kit.nosuch  # type: ignore[attr-defined]
+nvprof_kit.nosuch
 """
 
 CALLS = {
@@ -127,17 +125,17 @@ def stub_names() -> list[str]:
     return [str(one.asname) for node in tree.body if isinstance(node, ast.ImportFrom) for one in node.names]
 
 
-def test_there_is_one_list_of_names() -> None:
+def test_there_is_one_list_of_names():
     assert sorted(nvprof_kit.__all__) == sorted(stub_names())
     assert set(nvprof_kit.__all__) <= set(dir(nvprof_kit))
 
 
 @pytest.mark.parametrize("name", stub_names())
-def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_every_name_is_there_and_says_what_it_is(name):
     assert inspect.getdoc(getattr(nvprof_kit, name))
 
 
-def test_a_strictly_typed_program_passes_without_any(tmp_path: Path) -> None:
+def test_a_strictly_typed_program_passes_without_any(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     # with the settings and the cache of the package's own check, which is strict: a second run takes seconds
@@ -159,7 +157,7 @@ OPENED = {
 
 
 @pytest.mark.parametrize("opened", OPENED, ids=lambda opened: str(opened.__name__))
-def test_the_typed_program_uses_every_method_and_property(opened: type) -> None:
+def test_the_typed_program_uses_every_method_and_property(opened):
     public = {name for name, member in vars(opened).items() if name[0] != "_" and inspect.getdoc(member)}
     assert public == {name for name in public if re.search(rf"{OPENED[opened]}\.{name}\b", PROGRAM)}
 
@@ -169,7 +167,7 @@ RECIPES = ("profile", "launch", "start", "stop", "status")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in verbs() if not {verb, verb.split()[-1]} & {*RECIPES}])
-def test_nothing_is_reachable_from_the_command_line_only(verb: str) -> None:
+def test_nothing_is_reachable_from_the_command_line_only(verb):
     if verb not in CALLS:
         assert hasattr(nvprof_kit, f"open_{verb}") or verb == "ranks", f"what is {verb} in Python?"
         return
@@ -204,7 +202,7 @@ def in_python(name: str) -> object:
 
 
 @pytest.mark.parametrize("verb", CALLS)
-def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
+def test_every_option_is_an_argument_of_the_same_name(verb):
     command: Any = group
     for part in verb.split():
         command = command.commands[part]
@@ -222,7 +220,7 @@ def test_every_option_is_an_argument_of_the_same_name(verb: str) -> None:
         assert {name.rstrip("_").replace("_", "-") for name in arguments} - options <= extra
 
 
-def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path, monkeypatch):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = [one for one in re.findall(r"```python\n(.*?)```", readme, re.S) if "nvprof_kit.open(" in one]
     for name, kernel in (("run.sqlite", 30), ("after.sqlite", 40)):
@@ -238,7 +236,7 @@ def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path: Path, monk
     assert {path.suffix for path in tmp_path.iterdir()} >= {".sqlite", ".csv", ".png", ".html"}
 
 
-def test_a_rule_or_severity_without_a_name_is_refused() -> None:
+def test_a_rule_or_severity_without_a_name_is_refused():
     assert Finding("kernels", "kernels", "", severity="error").rule == "kernels"
     for rule, severity in (("guess", "error"), ("kernels", "dire")):
         with pytest.raises(ValueError, match=f"no rule '{rule}' of severity '{severity}'"):
@@ -248,13 +246,13 @@ def test_a_rule_or_severity_without_a_name_is_refused() -> None:
 EXPECTED = 'layer,gpu_self_ns\n"a, b",1\n(none),2\n'
 
 
-def test_a_new_column_rewrites_no_golden_file() -> None:
+def test_a_new_column_rewrites_no_golden_file():
     assert with_columns_of(EXPECTED, 'layer,flop,gpu_self_ns\n"a, b",7,1\n(none),,2\n') == EXPECTED
 
 
 @pytest.mark.parametrize(
     "found", ['layer,gpu_self_ns\n"a, b",1\n(none),3\n', 'layer,gpu_self_ns\n"a, b",1\n', "layer\na\n"]
 )
-def test_another_value_a_row_or_a_column_that_is_gone_fails(found: str) -> None:
+def test_another_value_a_row_or_a_column_that_is_gone_fails(found):
     with pytest.raises(AssertionError):
         assert with_columns_of(EXPECTED, found) == EXPECTED

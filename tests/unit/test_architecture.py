@@ -1,7 +1,5 @@
 """The house: which room may import which, and what an import may pull in."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -107,12 +105,12 @@ def crossings() -> set[tuple[str, str]]:
     return found
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_go_one_way():
     assert crossings() - EXCEPTIONS == set()
 
 
 @pytest.mark.parametrize("room", ORDER)
-def test_imports_inside_a_room_go_one_way(room: str) -> None:
+def test_imports_inside_a_room_go_one_way(room):
     rank = {unit: index for index, units in enumerate(ORDER[room].split("|")) for unit in units.split()}
     unit_of = {name: unit for unit in rank for name in unit.split("+")}
     files = {path: module_name(path).split(".")[1] for path in (PACKAGE / room).rglob("*.py")}
@@ -129,11 +127,11 @@ def test_imports_inside_a_room_go_one_way(room: str) -> None:
     assert against == set()
 
 
-def test_every_exception_is_still_needed() -> None:
+def test_every_exception_is_still_needed():
     assert EXCEPTIONS - crossings() == set()
 
 
-def test_no_import_cycle() -> None:
+def test_no_import_cycle():
     """In the whole package, imports inside functions counted."""
     graph = {module_name(path).removesuffix(".__init__"): set(imports(path)) for path in FILES}
     order = TopologicalSorter({name: {one for one in found if one in graph} - {name} for name, found in graph.items()})
@@ -149,7 +147,7 @@ MOST_PRIVATE = 40
 """Files of tests that import others; the public API and `tests/support` are for all else."""
 
 
-def test_tests_go_by_the_public_api() -> None:
+def test_tests_go_by_the_public_api():
     private = re.compile(rf"^(?:from|import) nvprof_kit\._(?!{'|'.join(seam[1:] for seam in SEAMS)})", re.MULTILINE)
     files = (PACKAGE.parent / "tests").rglob("test_*.py")
     found = [path.name for path in files if private.search(path.read_text(encoding="utf-8"))]
@@ -160,13 +158,13 @@ MOST_FILES = 16
 """Of Python in one folder: who has the word for a thing then finds its file at a glance."""
 
 
-def test_the_tests_of_a_file_run_in_one_worker(request: pytest.FixtureRequest) -> None:
+def test_the_tests_of_a_file_run_in_one_worker(request):
     if not getattr(request.config.option, "loadgroup", False):
         pytest.skip("needs pytest --dist loadgroup, as make test has it")
     assert request.node.nodeid.endswith("@tests/unit/test_architecture.py"), "pytest-xdist does not see the groups"
 
 
-def test_no_folder_is_crowded() -> None:
+def test_no_folder_is_crowded():
     files = Counter(path.parent.relative_to(PACKAGE).as_posix() for path in FILES)
     assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
 
@@ -180,21 +178,21 @@ def loaded(code: str) -> set[str]:
 HEAVY = {"torch", "nvtx", "numpy", "pandas", "pyarrow", "matplotlib", "rich"}
 
 
-def test_importing_the_package_pulls_in_nothing_heavy() -> None:
+def test_importing_the_package_pulls_in_nothing_heavy():
     assert loaded("import nvprof_kit") & HEAVY == set()
 
 
 @pytest.mark.parametrize("argument", ["--version", "--help"])
-def test_the_command_line_answers_without_anything_heavy(argument: str) -> None:
+def test_the_command_line_answers_without_anything_heavy(argument):
     run = f"import nvprof_kit._cli\ntry: nvprof_kit._cli.main([{argument!r}])\nexcept SystemExit: pass"
     assert loaded(run) & HEAVY == set()
 
 
-def test_annotating_names_pulls_in_neither_torch_nor_pandas() -> None:
+def test_annotating_names_pulls_in_neither_torch_nor_pandas():
     assert loaded("from nvprof_kit import layer_range, step, phase, mark, record") & {"torch", "pandas"} == set()
 
 
-def test_layers_with_counts_imports_nothing_that_it_does_not_use() -> None:
+def test_layers_with_counts_imports_nothing_that_it_does_not_use():
     call = f"main(['layers', '--format', 'csv', {str(DATA / 'limits' / 'llama.sqlite.xz')!r}])"
     run = f"from nvprof_kit._cli import main\ntry: {call}\nexcept SystemExit as end: assert not end.code"
     modules = loaded(run)
@@ -202,7 +200,7 @@ def test_layers_with_counts_imports_nothing_that_it_does_not_use() -> None:
     assert modules & {"torch", "nvtx", "matplotlib", "rich", "scipy", "networkx", "duckdb"} == set()
 
 
-def test_a_capture_is_opened_before_pandas_is_loaded() -> None:
+def test_a_capture_is_opened_before_pandas_is_loaded():
     """pandas is imported while threads read the file: what a verb imports before it opens a capture must not."""
     needed = (
         "layers.layers breakdown.breakdown advise.advise summary.summary metrics flops.flops kernels.signatures "
@@ -212,7 +210,7 @@ def test_a_capture_is_opened_before_pandas_is_loaded() -> None:
     assert "pandas" not in loaded(run)
 
 
-def test_sql_stays_with_the_tables_it_fills() -> None:
+def test_sql_stays_with_the_tables_it_fills():
     spoken = {module_name(path) for path in FILES if "SELECT " in path.read_text(encoding="utf-8")}
     assert {name.split(".")[0] for name in spoken} <= {"_trace"}
 
@@ -220,7 +218,7 @@ def test_sql_stays_with_the_tables_it_fills() -> None:
 WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]b?[\"']")
 
 
-def test_every_file_is_written_by_the_writer() -> None:
+def test_every_file_is_written_by_the_writer():
     """It refuses inputs, and writes whole or not at all; what only fills a buffer is none of it."""
     rooms = ("_cli", "_report", "_result", "_analysis", "_ranks", "_profiler", "_api")
     found = {

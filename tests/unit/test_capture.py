@@ -1,7 +1,5 @@
 """The front door: one capture, many questions."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ def run(tmp_path: Path) -> Path:
     return file.write()
 
 
-def test_an_answer_prints_gives_a_frame_and_is_saved(run: Path) -> None:
+def test_an_answer_prints_gives_a_frame_and_is_saved(run):
     layers = nvprof_kit.open(run).layers()
     assert "layers.0" in str(layers) and str(layers) == repr(layers)
     assert "layers.0" in layers._repr_html_() and "<script" not in layers._repr_html_()
@@ -40,7 +38,7 @@ def test_an_answer_prints_gives_a_frame_and_is_saved(run: Path) -> None:
         layers.save(run.with_name("answer.xlsx"))
 
 
-def test_a_question_after_another_reads_what_it_needs_besides() -> None:
+def test_a_question_after_another_reads_what_it_needs_besides():
     """Nsys has none of the columns of a capture without a GPU, which some questions ask for."""
     capture = nvprof_kit.open(Path(__file__).parents[1] / "data" / "encoder-2023.4.sqlite.xz")
     capture.breakdown("steps")
@@ -48,7 +46,7 @@ def test_a_question_after_another_reads_what_it_needs_besides() -> None:
     assert later.equals(nvprof_kit.open(capture.path).advise().to_frame())
 
 
-def test_sql_sees_the_attributed_operations(run: Path) -> None:
+def test_sql_sees_the_attributed_operations(run):
     capture = nvprof_kit.open(run)
     rows = capture.sql(
         "SELECT layer, phase, step, kernel_class, sum(end_ns - start_ns)::BIGINT AS ns FROM operations "
@@ -90,9 +88,7 @@ REFUSED += [("SELECT * FROM query_frame", "")]  # a local name is no table eithe
 
 
 @pytest.mark.parametrize(("query", "reason"), REFUSED)
-def test_sql_takes_one_statement_that_only_reads_and_reaches_nothing_but_the_tables(
-    run: Path, tmp_path: Path, query: str, reason: str
-) -> None:
+def test_sql_takes_one_statement_that_only_reads_and_reaches_nothing_but_the_tables(run, tmp_path, query, reason):
     query_frame = run
     with pytest.raises(nvprof_kit.UsageError, match=f"cannot be answered{reason}"):
         nvprof_kit.open(query_frame).sql(query.format(out=tmp_path / "out"))
@@ -112,11 +108,11 @@ def test_sql_takes_one_statement_that_only_reads_and_reaches_nothing_but_the_tab
         "EXPLAIN ANALYZE FROM operations",
     ],
 )
-def test_sql_takes_every_statement_that_reads(run: Path, query: str) -> None:
+def test_sql_takes_every_statement_that_reads(run, query):
     assert len(nvprof_kit.open(run).sql(query))
 
 
-def test_an_unknown_view_or_table_names_what_there_is(run: Path) -> None:
+def test_an_unknown_view_or_table_names_what_there_is(run):
     capture: Any = nvprof_kit.open(run)
     with pytest.raises(nvprof_kit.UsageError, match="available: device, overview"):
         capture.summary("nosuch")
@@ -127,7 +123,7 @@ def test_an_unknown_view_or_table_names_what_there_is(run: Path) -> None:
 ENDLESS = "WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t) SELECT count(*) FROM t"
 
 
-def test_ctrl_c_during_a_query_is_ctrl_c(run: Path) -> None:
+def test_ctrl_c_during_a_query_is_ctrl_c(run):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

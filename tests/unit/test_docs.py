@@ -1,7 +1,5 @@
 """The documentation says what the program does: every verb, option and column in it is real, and none is missing."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -29,7 +27,7 @@ def text(path: Path) -> str:
 
 
 @pytest.mark.parametrize("verb", group.commands)
-def test_every_verb_has_help_and_a_page(verb: str) -> None:
+def test_every_verb_has_help_and_a_page(verb):
     command = group.commands[verb]
     assert command.help and command.get_short_help_str()
     assert all(getattr(option, "help", "") for option in command.params if option.param_type_name == "option")
@@ -37,13 +35,13 @@ def test_every_verb_has_help_and_a_page(verb: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text(page))
     found = [(page.parent / link, (page.parent / link).with_suffix(".ipynb")) for link in links]  # a notebook is a page
     assert [link for link, ways in zip(links, found, strict=True) if not any(way.exists() for way in ways)] == []
 
 
-def test_what_development_names_exists() -> None:
+def test_what_development_names_exists():
     """A path in docs/development.md is one of the repository, or of the package, whose folders begin with ``_``."""
     named = re.findall(
         r"`((?:_|docs/|tests/|tools/|recipes/|nvprof_kit/|support/)[\w./*-]*)`", text(ROOT / "docs" / "development.md")
@@ -54,7 +52,7 @@ def test_what_development_names_exists() -> None:
     assert missing == []
 
 
-def test_every_page_is_in_the_menu() -> None:
+def test_every_page_is_in_the_menu():
     menu = text(ROOT / "mkdocs.yml").partition("\nnav:")[2]
     listed = set(re.findall(r": (\S+\.md)$", menu, re.MULTILINE))
     docs = ROOT / "docs"
@@ -62,7 +60,7 @@ def test_every_page_is_in_the_menu() -> None:
     assert listed == made | {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
 
 
-def test_the_readme_on_pypi_has_no_relative_link() -> None:
+def test_the_readme_on_pypi_has_no_relative_link():
     """Its links and pictures survive without the repository beside it: the build leads them to the release's tag."""
     hook = tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     shown = README
@@ -76,7 +74,7 @@ def test_the_readme_on_pypi_has_no_relative_link() -> None:
     assert "<img" not in shown and "<a " not in shown
 
 
-def test_one_address_of_the_repository() -> None:
+def test_one_address_of_the_repository():
     project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
     source = project["urls"]["Source"]
     assert set(project["urls"]) == {"Documentation", "Source", "Issues", "Changelog"}
@@ -85,13 +83,13 @@ def test_one_address_of_the_repository() -> None:
     assert f"site_url: {project['urls']['Documentation']}\n" in text(ROOT / "mkdocs.yml")
 
 
-def test_one_version() -> None:
+def test_one_version():
     version = re.search(r'__version__ = "(.*)"', text(ROOT / "nvprof_kit" / "__init__.py"))
     assert version is not None
     assert f"\nversion: {version[1]}\n" in text(ROOT / "CITATION.cff")
 
 
-def test_nothing_installs_from_pypi_before_it_is_there() -> None:
+def test_nothing_installs_from_pypi_before_it_is_there():
     first = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "tutorial.md"]
     assert [path.name for path in first if re.search(r"pip install \"?nvprof-kit", text(path))] == []
 
@@ -103,7 +101,7 @@ def commands(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_exist(page: Path) -> None:
+def test_commands_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", text(ROOT / "Makefile"), re.MULTILINE))
     for line in commands(text(page)):
         if line.startswith("make "):
@@ -123,7 +121,7 @@ def test_commands_exist(page: Path) -> None:
             assert (ROOT / "recipes" / script).exists(), line
 
 
-def test_every_recipe_is_documented() -> None:
+def test_every_recipe_is_documented():
     page = text(ROOT / "docs" / "recipes.md")
     recipes = [path.relative_to(ROOT / "recipes").as_posix() for path in (ROOT / "recipes").rglob("*.sh")]
     assert recipes
@@ -131,7 +129,7 @@ def test_every_recipe_is_documented() -> None:
     assert [recipe for recipe in recipes if f"`{recipe}" not in text(ROOT / "recipes" / "README.md")] == []
 
 
-def test_every_setting_of_a_recipe_is_explained() -> None:
+def test_every_setting_of_a_recipe_is_explained():
     page = text(ROOT / "docs" / "recipes.md")
     preset = text(ROOT / "recipes" / "nsys" / "presets" / "train")
     settings = [line for line in preset.splitlines() if line.startswith("--")]
@@ -139,12 +137,12 @@ def test_every_setting_of_a_recipe_is_explained() -> None:
     assert [setting for setting in settings if setting not in page] == []
 
 
-def test_the_python_in_the_readme_is_python() -> None:
+def test_the_python_in_the_readme_is_python():
     for block in re.findall(r"^ *```python\n(.*?)^ *```", "".join(map(text, PAGES)), re.DOTALL | re.MULTILINE):
         compile(dedent(block), "<page>", "exec")
 
 
-def test_the_readme_shows_what_its_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_shows_what_its_command_prints(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "120")
     printed = CliRunner().invoke(group, ["layers", "tests/data/llama-2023.4.sqlite.xz"]).stdout
@@ -161,7 +159,7 @@ def workflow(name: str) -> dict[Any, Any]:
     return read
 
 
-def test_only_a_published_release_uploads() -> None:
+def test_only_a_published_release_uploads():
     release = workflow("release.yml")
     assert release[True] == {"release": {"types": ["published"]}}  # YAML reads the key `on` as a boolean
     publish = release["jobs"]["publish"]
@@ -174,7 +172,7 @@ def test_only_a_published_release_uploads() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_are_bounded_and_pinned(path: Path) -> None:
+def test_workflows_are_bounded_and_pinned(path):
     read = workflow(path.name)
     assert read["permissions"] == {"contents": "read"}
     assert [name for name, job in read["jobs"].items() if "timeout-minutes" not in job] == []

@@ -1,7 +1,5 @@
 """One number in two verbs is one number: times, calls and steps of layers, breakdown, summary and SQL."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import re
@@ -33,7 +31,7 @@ def capture(request: pytest.FixtureRequest) -> Capture:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_times_and_steps(capture: Capture, scope: str) -> None:
+def test_times_and_steps(capture, scope):
     layers = capture.layers(steps=SCOPES[scope])
     breakdown = capture.breakdown(steps=SCOPES[scope])
     summary = capture.summary(("kernel", "memory", "distributed", "device"), steps=SCOPES[scope])
@@ -65,7 +63,7 @@ def test_times_and_steps(capture: Capture, scope: str) -> None:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_calls(capture: Capture, scope: str) -> None:
+def test_calls(capture, scope):
     rows = capture.layers(steps=SCOPES[scope]).to_frame()
     summary = capture.summary(("model", "user"), steps=SCOPES[scope])
     outside = rows[rows["layer"] == "(none)"].set_index("phase")
@@ -86,7 +84,7 @@ def test_calls(capture: Capture, scope: str) -> None:
 STEPS = re.compile(r" · ((?:\d+ of )?\w+ steps?)\b")
 
 
-def test_headings_say_the_same_steps(capture: Capture) -> None:
+def test_headings_say_the_same_steps(capture):
     """How many steps there are, and of how many the figures are if warm-up is left out."""
     results = [capture.layers(), capture.breakdown(), capture.summary(("memory",))]
     if capture.info.on_gpu:
@@ -101,7 +99,7 @@ PAGES = ("eager-2024.2", "hooks-ddp-2024.2", "graph-2024.2", "checkpoint-2023.4"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_page(name: str) -> None:
+def test_the_page(name):
     """Each layer's time and CPU time, the operations, the steps and the median step, as the tables have them."""
     capture = nvprof_kit.open(DATA / f"{name}.sqlite.xz")
     page = capture.report().data.decode()
@@ -123,7 +121,7 @@ def test_the_page(name: str) -> None:
         assert told and float(told[1].replace(",", "")) == pytest.approx(usual_ms, rel=0.01)
 
 
-def test_the_median_step() -> None:
+def test_the_median_step():
     """The line about warm-up has the median of the table."""
     text = str(nvprof_kit.open(DATA / "eager-2024.2.sqlite.xz").breakdown())
     (told,) = {*re.findall(r"median of the others is ([\d.,]+) ms", text)}
@@ -131,7 +129,7 @@ def test_the_median_step() -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in CAPTURES if ".json" in path.name], ids=lambda path: path.name)
-def test_times_of_a_pytorch_trace_count_from_its_first_event(path: Path) -> None:
+def test_times_of_a_pytorch_trace_count_from_its_first_event(path):
     trace = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
     events = [event for event in trace if event["ph"] == "X" and event["cat"] != "Trace"]
     first_us, last_us = min(event["ts"] for event in events), max(event["ts"] + event["dur"] for event in events)
@@ -150,7 +148,7 @@ def test_times_of_a_pytorch_trace_count_from_its_first_event(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", [path for path in CAPTURES if ".sqlite" in path.name], ids=lambda path: path.name)
-def test_the_whole_capture_is_what_sql_counts(path: Path, tmp_path: Path) -> None:
+def test_the_whole_capture_is_what_sql_counts(path, tmp_path):
     plain = tmp_path / path.stem
     plain.write_bytes(lzma.decompress(path.read_bytes()))
     tables = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")

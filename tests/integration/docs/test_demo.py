@@ -1,7 +1,5 @@
 """`make demo`, as a newcomer runs it, but for the installation."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil
@@ -28,7 +26,7 @@ def environment(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make")
-def test_demo(environment: Path, tmp_path: Path) -> None:
+def test_demo(environment, tmp_path):
     folder = tmp_path / "out"
     stamp = environment / ".installed"
     command = ["make", "--no-print-directory", "demo", f"VENV={environment}", f"DEMO={folder}", "-o", stamp]

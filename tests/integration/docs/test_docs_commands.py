@@ -1,7 +1,5 @@
 """Every command of the documentation runs, or is not run for a reason that is written down."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -57,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", runs(under_nsys=True))
-def test_the_command_captures(command: Command, folder: Path, nsys: str, tmp_path: Path) -> None:
+def test_the_command_captures(command, folder, nsys, tmp_path):
     line = command.line
     for said, known in (SCHEDULED if "--schedule" in line else PROGRAM).items():
         line = line.replace(said, known)
@@ -73,7 +71,7 @@ def test_the_command_captures(command: Command, folder: Path, nsys: str, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", runs(under_nsys=False))
-def test_the_command_runs(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "120")
     line = for_command(command.line, folder)
@@ -98,19 +96,19 @@ def test_the_command_runs(command: Command, folder: Path, monkeypatch: pytest.Mo
     assert done.exit_code == 0 or gate, f"{command.page}: {line}\n{done.output[-2000:]}"
 
 
-def test_the_list_of_what_is_not_run() -> None:
+def test_the_list_of_what_is_not_run():
     not_run = {command.line: command.reason for command in FOUND if command.reason}
     for line, reason in sorted(not_run.items(), key=lambda one: one[1]):
         print(f"{reason}\n    {line}")
     assert len(not_run) < len({command.line for command in FOUND}) / 2
 
 
-def test_no_reason_is_left_over() -> None:
+def test_no_reason_is_left_over():
     idle = [pattern for pattern in REASONS if not any(re.match(pattern, command.line) for command in FOUND)]
     assert idle == []
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if page.parent.name == "how-to"], ids=lambda page: page.stem)
-def test_a_page_that_answers_a_question_has_a_command_or_python(page: Path) -> None:
+def test_a_page_that_answers_a_question_has_a_command_or_python(page):
     python = "```python\n" in page.read_text(encoding="utf-8")
     assert python or any(not command.reason for command in commands(page))

@@ -1,7 +1,5 @@
 """The notebooks of the documentation: they are kept without outputs, and run."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -29,7 +27,7 @@ def said(output: Any) -> str:
     return re.sub(r'src="data:[^"]*"|<style[^>]*>.*?</style>', "", text, flags=re.DOTALL)
 
 
-def test_there_are_three_without_outputs() -> None:
+def test_there_are_three_without_outputs():
     assert [path.stem for path in NOTEBOOKS] == ["read-a-capture", "train-and-read", "two-ranks"]
     for path in NOTEBOOKS:
         nbformat.validate(notebook := nbformat.read(path, as_version=4))
@@ -38,7 +36,7 @@ def test_there_are_three_without_outputs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path) -> None:
+def test_a_notebook_runs(path):
     cells = code(hooks.run(nbformat.read(path, as_version=4)))
     for cell in cells:
         assert len(cell.outputs) <= 1, f"shown twice: {cell.source}"
@@ -48,7 +46,7 @@ def test_a_notebook_runs(path: Path) -> None:
 
 
 @pytest.mark.full
-def test_every_cell_of_a_notebook_may_be_run_again() -> None:
+def test_every_cell_of_a_notebook_may_be_run_again():
     """Each cell twice in a row, as one does who tries things: nothing fails, and no layer is ranged twice."""
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "train-and-read.ipynb", as_version=4)
     check = nbformat.v4.new_code_cell("print(capture.layers().to_frame().query('layer == \"head\"')['calls'].tolist())")

@@ -1,12 +1,9 @@
 """The documentation as a site: it builds strictly, says what the program knows, and loads nothing from elsewhere."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.cli import execute
@@ -28,21 +25,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+def test_no_page_loads_anything_from_elsewhere(site):
     loads = re.compile(r"<(?:script|img|iframe)\b[^>]*\bsrc=[\"']?https?:|<link\b[^>]*\bstylesheet[^>]*https?:")
     found = {page.name: loads.findall(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
     assert len(found) > 30
     assert {page: urls for page, urls in found.items() if urls} == {}
 
 
-def test_notebooks_are_pages_with_their_outputs(site: Path) -> None:
+def test_notebooks_are_pages_with_their_outputs(site):
     page = (site / "notebooks" / "two-ranks.html").read_text(encoding="utf-8")
     assert "rank 1 is the straggler" in page
     assert 'class="output"' in page and "two-ranks.ipynb" in page
     assert list((site / "notebooks").glob("two-ranks*.png"))
 
 
-def test_every_generated_text_is_on_a_page(site: Path) -> None:
+def test_every_generated_text_is_on_a_page(site):
     """And on the page of the API each public name, with what fields hold and nothing private."""
     named = set(re.findall(r"^<!-- ([a-z0-9-]+) -->$", "".join(map(text, (ROOT / "docs").rglob("*.md"))), re.M))
     assert named == set(generate.texts())
@@ -58,11 +55,11 @@ def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_scripts_are_no_pages(site: Path) -> None:
+def test_scripts_are_no_pages(site):
     assert [path.name for path in site.rglob("*.py")] == []
 
 
-def test_the_search_of_an_offline_copy_finds_a_page(site: Path, chromium: Any, tmp_path: Path) -> None:
+def test_the_search_of_an_offline_copy_finds_a_page(site, chromium, tmp_path):
     copy = tmp_path / "moved"
     shutil.copytree(site, copy)
     page = chromium.new_page(viewport={"width": 1300, "height": 900})
@@ -76,7 +73,7 @@ def test_the_search_of_an_offline_copy_finds_a_page(site: Path, chromium: Any, t
 
 
 @pytest.mark.parametrize("page", ["index.html", "how-to/slow-rank.html", "notebooks/two-ranks.html", "layers.html"])
-def test_a_page_fits_a_narrow_screen(page: str, site: Path, chromium: Any) -> None:
+def test_a_page_fits_a_narrow_screen(page, site, chromium):
     shown = chromium.new_page(viewport={"width": 400, "height": 800})
     shown.goto((site / page).as_uri())
     assert shown.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0  # wide tables scroll by themselves

@@ -1,7 +1,5 @@
 """The numbers beside ours in docs/accuracy.md: nsys summaries of the same captures, and unchanged reports."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io
@@ -45,7 +43,7 @@ def capture(tmp_path: Path) -> Path:
 
 
 @pytest.mark.every_nsys
-def test_kernels_by_launch(nsys: str, capture: Path) -> None:
+def test_kernels_by_launch(nsys, capture):
     """*CUDA GPU Kernel/Grid/Block Summary* has the times and launches of our operations."""
     theirs: dict[tuple[str, str, str], tuple[int, int]] = {}
     for row in summary(nsys, "cuda_gpu_kern_gb_sum", capture):
@@ -62,7 +60,7 @@ def test_kernels_by_launch(nsys: str, capture: Path) -> None:
 
 
 @pytest.mark.every_nsys
-def test_ranges(nsys: str, capture: Path) -> None:
+def test_ranges(nsys, capture):
     """*NVTX Push/Pop Range Summary* has the CPU times of our layers."""
     theirs = {row["Range"]: int(row["Total Time (ns)"]) for row in summary(nsys, "nvtx_pushpop_sum", capture)}
     rows = nvprof_kit.open(str(capture)).layers().rows
@@ -74,7 +72,7 @@ def test_ranges(nsys: str, capture: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_stays_as_it_is(nsys: str, tmp_path: Path) -> None:
+def test_a_report_stays_as_it_is(nsys, tmp_path):
     code = "import nvprof_kit, time\nwith nvprof_kit.step(3), nvprof_kit.layer_range('layers.0'): time.sleep(0.01)"
     done = run("profile", "-x", "--trace=nvtx", "--", sys.executable, "-c", code, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 0, done.stderr

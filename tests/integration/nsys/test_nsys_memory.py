@@ -1,7 +1,5 @@
 """Real Nsight Systems records the memory that layers' ranges carry, and the ranges stay what they are."""
 
-from __future__ import annotations
-
 import sqlite3
 import sys
 from pathlib import Path
@@ -44,7 +42,7 @@ with step(3), phase("forward"):
 
 @pytest.mark.slow
 @pytest.mark.every_nsys
-def test_layers_carry_the_memory(nsys: str, tmp_path: Path) -> None:
+def test_layers_carry_the_memory(nsys, tmp_path):
     path = profile(nsys, tmp_path, PROGRAM)
     recorded = read(path)
     told = [(event.text, event.payload) for event in recorded if event.kind in (34, 59)]
@@ -90,7 +88,7 @@ def with_a_kernel(path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_nothing_more_where_there_is_no_allocator(nsys: str, tmp_path: Path) -> None:
+def test_nothing_more_where_there_is_no_allocator(nsys, tmp_path):
     program = PROGRAM.replace("memory=lambda: Level(held, most)", "")
     path = profile(nsys, tmp_path, program, NVPROF_KIT_MEMORY="1")
     assert not [event for event in read(path) if event.kind == 34]
@@ -109,7 +107,7 @@ for number in range(2):
 """
 
 
-def test_stages_are_phases_in_nsys(nsys: str, tmp_path: Path) -> None:
+def test_stages_are_phases_in_nsys(nsys, tmp_path):
     report = tmp_path / "run"
     options = ["-t", "nvtx", "-s", "none", "--cpuctxsw=none", "--export=sqlite", "-o", report]
     run_nsys(nsys, "profile", *options, sys.executable, "-c", PROGRAM_TIMERS, cwd=tmp_path)

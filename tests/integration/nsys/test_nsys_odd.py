@@ -1,7 +1,5 @@
 """Odd captures of real Nsight Systems: ranges as it recorded them, with kernels laid into them, for lack of a GPU."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import subprocess
@@ -148,7 +146,7 @@ def table(path: Path, domain: str) -> tuple[dict[str, int], nvprof_kit.Layers]:
 
 
 @pytest.mark.every_nsys
-def test_an_odd_capture(capture: Path) -> None:
+def test_an_odd_capture(capture):
     lengths = lay_kernels(capture)
     # launched in the middle of layers.0, where layers.1 has just begun or is about to: either may hold it
     crossed = lengths.pop("layers.0"), lengths.pop("layers.1")

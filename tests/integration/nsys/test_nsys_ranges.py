@@ -1,7 +1,5 @@
 """Real Nsight Systems records our ranges: domain, categories, registered strings, payloads, nesting, threads."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess
@@ -135,7 +133,7 @@ def nesting(ranges: list[Recorded]) -> str:
 
 
 @pytest.mark.every_nsys
-def test_ranges_are_recorded(nsys: str, tmp_path: Path) -> None:
+def test_ranges_are_recorded(nsys, tmp_path):
     recorded = read(profile(nsys, tmp_path, PROGRAM))
     ranges = [event for event in recorded if event.kind == 59]
     assert nesting(ranges) == NESTING.strip() + "\n" + NESTING.strip().replace("step 7", "step 8")
@@ -166,7 +164,7 @@ def test_ranges_are_recorded(nsys: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_recorded_when_switched_off(nsys: str, tmp_path: Path) -> None:
+def test_nothing_is_recorded_when_switched_off(nsys, tmp_path):
     path = profile(nsys, tmp_path, PROGRAM, NVPROF_KIT="off")
     with sqlite3.connect(path) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
@@ -174,7 +172,7 @@ def test_nothing_is_recorded_when_switched_off(nsys: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_ranges_are_there_when_a_capture_starts_later(nsys: str, tmp_path: Path) -> None:
+def test_ranges_are_there_when_a_capture_starts_later(nsys, tmp_path):
     """``nsys launch`` injects; ``nsys start`` and ``nsys stop`` bound the capture."""
     (tmp_path / "program.py").write_text(
         PROGRAM

@@ -1,7 +1,5 @@
 """An .nsys-rep, read through the installed nsys: exported once beside it, used again, refused in one line."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
@@ -48,7 +46,7 @@ def report(nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.every_nsys
-def test_the_export_is_made_once_and_kept_beside(nsys: str, report: Path) -> None:
+def test_the_export_is_made_once_and_kept_beside(nsys, report):
     before = report.read_bytes()
     with pytest.raises(CaptureError, match="no GPU operations"):
         open_capture(report)
@@ -65,12 +63,12 @@ def test_the_export_is_made_once_and_kept_beside(nsys: str, report: Path) -> Non
     assert sorted(path for path in report.parent.iterdir()) == sorted([report, export])
 
 
-def test_a_report_without_a_gpu_says_what_was_missing(report: Path) -> None:
+def test_a_report_without_a_gpu_says_what_was_missing(report):
     with pytest.raises(CaptureError, match=r"run\.nsys-rep: no GPU operations.*--trace=cuda,nvtx"):
         open_capture(report)
 
 
-def test_the_reports_of_a_job_are_exported_and_mapped(report: Path) -> None:
+def test_the_reports_of_a_job_are_exported_and_mapped(report):
     """Without a GPU the way ends where ranks would be compared; tests/gpu/test_captures.py goes all of it."""
     job = [Path(report.rename(report.with_name("run.rank0.nsys-rep")))]
     job.append(report.with_name("run.rank1.nsys-rep"))
@@ -86,7 +84,7 @@ def test_the_reports_of_a_job_are_exported_and_mapped(report: Path) -> None:
 
 
 @pytest.mark.every_nsys
-def test_a_cut_off_report(report: Path) -> None:
+def test_a_cut_off_report(report):
     report.write_bytes(report.read_bytes()[:3000])
     with pytest.raises(
         CaptureError, match=r"run\.nsys-rep: nsys could not export the report \(.*rror.*\); record or copy it again"
@@ -95,7 +93,7 @@ def test_a_cut_off_report(report: Path) -> None:
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
 
 
-def test_a_report_newer_than_the_installed_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_newer_than_the_installed_nsys(tmp_path, monkeypatch):
     versions = {path: version(path) for path in os.environ.get("NVPROF_KIT_NSYS", "").split(os.pathsep) if path}
     if len(versions) < 2:
         pytest.skip("needs two releases of nsys in NVPROF_KIT_NSYS")
@@ -115,9 +113,7 @@ def test_a_report_newer_than_the_installed_nsys(tmp_path: Path, monkeypatch: pyt
         ("none", {"run.nsys-rep"}),
     ],
 )
-def test_profile_exports_to_the_form_that_is_asked_for(
-    nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: str, names: set[str]
-) -> None:
+def test_profile_exports_to_the_form_that_is_asked_for(nsys, tmp_path, monkeypatch, export, names):
     monkeypatch.setenv("PATH", os.path.dirname(nsys) + os.pathsep + os.environ["PATH"])
     command = [sys.executable, "-m", "nvprof_kit", "profile", "-f", "-x", "--trace=nvtx", "--export", export]
     for _ in range(2):  # the second overwrites the first

@@ -1,9 +1,6 @@
 """The page of a job in a real browser: heat maps by pointer and keyboard, ranks in time, 2 and 1,024 ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.browser import opened
@@ -32,7 +29,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return open_job(folder / "maps").report().save(folder / "many.html")
 
 
-def test_two_real_ranks(chromium: Any, pair: Path) -> None:
+def test_two_real_ranks(chromium, pair):
     with opened(chromium, pair) as page:
         assert page.inner_text(".verdict").startswith("rank 1 is the straggler")
         assert page.locator("[data-rank]").count() == 2 and page.locator("canvas").count() == 4
@@ -74,7 +71,7 @@ def test_two_real_ranks(chromium: Any, pair: Path) -> None:
         assert not page.locator("[data-rank='0']").is_checked() and page.locator("[data-rank='1']").is_checked()
 
 
-def test_a_thousand_ranks_are_bounded_and_the_unlike_one_is_marked(chromium: Any, many: Path) -> None:
+def test_a_thousand_ranks_are_bounded_and_the_unlike_one_is_marked(chromium, many):
     assert many.stat().st_size < 2_000_000
     with opened(chromium, many) as page:
         assert page.evaluate("document.querySelectorAll('*').length") < 3_000
@@ -99,13 +96,13 @@ def test_a_thousand_ranks_are_bounded_and_the_unlike_one_is_marked(chromium: Any
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_nothing_runs_over_the_edge(width: int, scheme: str, chromium: Any, pair: Path, many: Path) -> None:
+def test_nothing_runs_over_the_edge(width, scheme, chromium, pair, many):
     for path in (pair, many):
         with opened(chromium, path, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
             assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_hostile_names_are_text(chromium: Any, tmp_path: Path) -> None:
+def test_hostile_names_are_text(chromium, tmp_path):
     for rank in (0, 1):
         file = NsysFile(tmp_path / f"run.rank{rank}.sqlite", nsys="2024.2")
         for step in (0, 1):

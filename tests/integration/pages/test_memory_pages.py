@@ -1,8 +1,5 @@
 """The memory pages in a real browser: drawn, clicked through, and silent towards the network."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ from nvprof_kit import MemoryProfiler, open_snapshot
 EVIL = '</script><script>alert("x")</script>'
 
 
-def test_a_sunburst_is_drawn_and_looked_into(chromium: Any, tmp_path: Path) -> None:
+def test_a_sunburst_is_drawn_and_looked_into(chromium, tmp_path):
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):
@@ -42,7 +39,7 @@ def test_a_sunburst_is_drawn_and_looked_into(chromium: Any, tmp_path: Path) -> N
         assert page.locator("tbody tr").nth(1).inner_text() == f"{EVIL}\t4.00\t50.0 %"
 
 
-def test_the_page_of_a_snapshot(chromium: Any, tmp_path: Path) -> None:
+def test_the_page_of_a_snapshot(chromium, tmp_path):
     path = tmp_path / "memory.html"
     snapshot = open_snapshot(training(2000, layers=2).write(tmp_path / "run.pickle"))
     path.write_bytes(snapshot.memory().page())

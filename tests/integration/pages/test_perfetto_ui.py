@@ -1,7 +1,5 @@
 """An exported trace in Perfetto itself, whose trace processor loses nothing and answers with our tables' numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +49,7 @@ def table(capture: Path) -> pd.DataFrame:
         ("ddp.rank0-2024.2", "json.gz"),
     ],
 )
-def test_its_answers_are_our_numbers(chromium: Any, capture: str, suffix: str, tmp_path: Path) -> None:
+def test_its_answers_are_our_numbers(chromium, capture, suffix, tmp_path):
     path = TESTS / "data" / f"{capture}.sqlite.xz"
 
     with opened_in_perfetto(chromium, exported(path, tmp_path, suffix)) as ui:
@@ -80,7 +78,7 @@ def tracks_in_view(ui: PerfettoUi) -> None:
         ui.page.get_by_text(name).first.wait_for(state="attached", timeout=10_000)
 
 
-def test_hostile_names_stay_names(chromium: Any, tmp_path: Path) -> None:
+def test_hostile_names_stay_names(chromium, tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 50, 900, category="step", payload=1)
     file.range_(EVIL, 100, 700)
@@ -92,7 +90,7 @@ def test_hostile_names_stay_names(chromium: Any, tmp_path: Path) -> None:
         assert ui.query(layers_named) == [(EVIL,)]
 
 
-def test_ranks_of_a_job_stand_aligned(chromium: Any, tmp_path: Path) -> None:
+def test_ranks_of_a_job_stand_aligned(chromium, tmp_path):
     captures = [str(TESTS / "data" / "ranks" / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz") for rank in (0, 1)]
     trace = tmp_path / "job.json.gz"
     with pytest.raises(SystemExit, match="0"):

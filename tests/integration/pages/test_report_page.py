@@ -1,7 +1,5 @@
 """The page in a real browser: sorting, searching, zooming, picking, links, and that names of a capture stay text."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path
@@ -67,7 +65,7 @@ def shown(page: Any, table: str = "c0-layers") -> list[str]:
     return page.eval_on_selector_all(f"#{table} tbody tr:not([hidden])", "rows => rows.map(row => row.dataset.path)")
 
 
-def test_a_click_on_a_head_sorts(chromium: Any, llama: Path) -> None:
+def test_a_click_on_a_head_sorts(chromium, llama):
     with opened(chromium, llama) as page:
         model_order = shown(page)
         assert model_order[:3] == ["LlamaForCausalLM", "model", "model.embed_tokens"]
@@ -92,7 +90,7 @@ def window(page: Any) -> tuple[float, float]:
     return pytest.approx(start / whole, abs=0.002), pytest.approx(end / whole, abs=0.002)
 
 
-def test_zoom_by_buttons_keys_and_wheel(chromium: Any, llama: Path) -> None:
+def test_zoom_by_buttons_keys_and_wheel(chromium, llama):
     with opened(chromium, llama) as page:
         assert page.inner_text("#c0-window").startswith("all ") and window(page) == (0, 1)
         page.get_by_role("button", name="Zoom in").click()
@@ -114,7 +112,7 @@ def test_zoom_by_buttons_keys_and_wheel(chromium: Any, llama: Path) -> None:
         assert window(page) == (0, 1)
 
 
-def test_a_picked_layer_shows_everywhere(chromium: Any, llama: Path) -> None:
+def test_a_picked_layer_shows_everywhere(chromium, llama):
     with opened(chromium, llama) as page:
         page.locator("#c0-layers tr[data-path='model.layers.2']").click()
         assert page.get_attribute("#c0-layers tr[data-path='model.layers.2']", "aria-selected") == "true"
@@ -127,7 +125,7 @@ def test_a_picked_layer_shows_everywhere(chromium: Any, llama: Path) -> None:
         assert page.get_attribute("#c0-layers tr[data-path='model']", "aria-selected") == "true"
 
 
-def test_the_table_by_keyboard(chromium: Any, llama: Path) -> None:
+def test_the_table_by_keyboard(chromium, llama):
     with opened(chromium, llama) as page:
         page.focus("#c0-layers tbody tr")
         for key in ("ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
@@ -135,7 +133,7 @@ def test_the_table_by_keyboard(chromium: Any, llama: Path) -> None:
         assert page.eval_on_selector_all("[aria-selected=true]", "all => all.map(one => one.dataset.path)") == ["model"]
 
 
-def test_links_to_a_layer_and_to_a_time(chromium: Any, llama: Path) -> None:
+def test_links_to_a_layer_and_to_a_time(chromium, llama):
     with opened(chromium, llama) as page:
         page.evaluate("location.hash = '#layer=model.layers.0.mlp&show=layer'")
         page.wait_for_selector("tr[data-path='model.layers.0.mlp'][aria-selected=true]")
@@ -149,7 +147,7 @@ def hash_(page: Any) -> str:
     return str(page.evaluate("decodeURIComponent(location.hash.slice(1)).replaceAll('+', ' ')"))
 
 
-def test_what_is_shown_is_in_the_address_and_the_back_button_takes_it_back(chromium: Any, llama: Path) -> None:
+def test_what_is_shown_is_in_the_address_and_the_back_button_takes_it_back(chromium, llama):
     with opened(chromium, llama) as page:
         page.locator("#c0-layers tr[data-path='model.layers.2']").click()
         assert hash_(page) == "layer=model.layers.2"
@@ -176,7 +174,7 @@ def test_what_is_shown_is_in_the_address_and_the_back_button_takes_it_back(chrom
         assert page.locator("#c0-kernels thead th").all_inner_texts()[2:4] == ["layer", "phase"]
 
 
-def test_kernels_are_searched_sorted_and_gathered(chromium: Any, llama: Path) -> None:
+def test_kernels_are_searched_sorted_and_gathered(chromium, llama):
     with opened(chromium, llama) as page:
         rows = page.locator("#c0-kernels tbody tr")
         count, all_ = page.inner_text("#c0-kernels-count"), rows.count()
@@ -196,7 +194,7 @@ def test_kernels_are_searched_sorted_and_gathered(chromium: Any, llama: Path) ->
         assert rows.count() == 2 and "in model.layers.2.mlp" in page.inner_text("#c0-kernels-count")
 
 
-def test_idle_causes_and_the_critical_path_are_on_the_page(chromium: Any, llama: Path) -> None:
+def test_idle_causes_and_the_critical_path_are_on_the_page(chromium, llama):
     with opened(chromium, llama) as page:
         heads = page.locator("#c0-idle thead th").all_inner_texts()
         assert heads[:3] == ["cause", "layer", "phase"] and {"gaps", "idle", "longest"} <= set(heads)
@@ -208,7 +206,7 @@ def test_idle_causes_and_the_critical_path_are_on_the_page(chromium: Any, llama:
         assert values == sorted(values, reverse=True) and values[0] > values[-1] > 0
 
 
-def test_equal_blocks_as_one_row(chromium: Any, llama: Path) -> None:
+def test_equal_blocks_as_one_row(chromium, llama):
     with opened(chromium, llama) as page:
         every = shown(page)
         page.get_by_label("Equal blocks as one row").check()  # four are too few to be folded unasked
@@ -228,7 +226,7 @@ def test_equal_blocks_as_one_row(chromium: Any, llama: Path) -> None:
         assert shown(page) == every and not page.get_by_label("Equal blocks as one row").is_checked()
 
 
-def test_findings_lead_to_their_place(chromium: Any, llama: Path) -> None:
+def test_findings_lead_to_their_place(chromium, llama):
     with opened(chromium, llama) as page:
         finding = page.locator(".findings li").first
         assert finding.locator("h3").inner_text().startswith("The GPU waits for the host to launch at most ")
@@ -244,7 +242,7 @@ def test_findings_lead_to_their_place(chromium: Any, llama: Path) -> None:
         page.wait_for_selector("#c0-layers [aria-selected=true]")
 
 
-def test_limits_are_bars_and_a_roofline(chromium: Any, limits: Path) -> None:
+def test_limits_are_bars_and_a_roofline(chromium, limits):
     capture = nvprof_kit.open(DATA / "limits" / "llama.sqlite.xz")
     with opened(chromium, limits) as page:
         lines = re.findall(r"^\d+\. (.*?)  \((at most .*)\)$", str(capture.advise()), re.MULTILINE)
@@ -275,7 +273,7 @@ def test_limits_are_bars_and_a_roofline(chromium: Any, limits: Path) -> None:
         )
 
 
-def test_light_dark_and_print(chromium: Any, llama: Path) -> None:
+def test_light_dark_and_print(chromium, llama):
     ground = "getComputedStyle(document.body).backgroundColor"
     with opened(chromium, llama, color_scheme="dark") as page:
         assert page.evaluate(ground) == "rgb(20, 23, 27)"
@@ -291,13 +289,13 @@ def test_light_dark_and_print(chromium: Any, llama: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_runs_over_the_edge(width: int, chromium: Any, llama: Path, hostile: Path) -> None:
+def test_nothing_runs_over_the_edge(width, chromium, llama, hostile):
     for path in (llama, hostile):
         with opened(chromium, path, viewport={"width": width, "height": 800}) as page:
             assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_hostile_names_are_text(chromium: Any, hostile: Path) -> None:
+def test_hostile_names_are_text(chromium, hostile):
     with opened(chromium, hostile) as page:  # an alert, a request or an error of the console fails it
         assert shown(page)[:2] == [EVIL, f"{EVIL}.{QUOTES}"]
         texts = page.eval_on_selector_all("#c0-layers tbody th", "heads => heads.map(head => head.textContent)")
@@ -320,7 +318,7 @@ def test_hostile_names_are_text(chromium: Any, hostile: Path) -> None:
         assert any(text.endswith("… (10,000 characters)") for text in found)
 
 
-def test_two_captures_are_compared(chromium: Any, tmp_path: Path) -> None:
+def test_two_captures_are_compared(chromium, tmp_path):
     names = ("eager-2023.4", "checkpoint-2023.4")
     path = report(tmp_path / "two.html", *(DATA / f"{name}.sqlite.xz" for name in names))
     with opened(chromium, path) as page:
@@ -338,7 +336,7 @@ def test_two_captures_are_compared(chromium: Any, tmp_path: Path) -> None:
         assert len(shown(page, "changes")) == 4
 
 
-def test_a_hundred_layers_and_steps_stay_below_5_mb(chromium: Any, tmp_path: Path) -> None:
+def test_a_hundred_layers_and_steps_stay_below_5_mb(chromium, tmp_path):
     file, clock, random_ = NsysFile(tmp_path / "large.sqlite"), 0, random.Random(1)
     for step in range(100):
         begin = clock
@@ -391,7 +389,7 @@ def widths(page: Any) -> dict[str, float]:
     return dict(page.eval_on_selector_all("#c0-icicle button", boxes))
 
 
-def test_the_tree_by_time_and_by_memory(chromium: Any, tmp_path: Path) -> None:
+def test_the_tree_by_time_and_by_memory(chromium, tmp_path):
     file = training(NsysFile(tmp_path / "run.sqlite"))
     events = Allocations()
     events.add(60, 64 * MIB, file.call("cudaMalloc_v3020", 55, 62))
@@ -430,7 +428,7 @@ def test_the_tree_by_time_and_by_memory(chromium: Any, tmp_path: Path) -> None:
         assert len(widths(page)) == 4
 
 
-def test_a_layer_without_memory_is_left_by_the_switch(chromium: Any, tmp_path: Path) -> None:
+def test_a_layer_without_memory_is_left_by_the_switch(chromium, tmp_path):
     path = report(tmp_path / "page.html", training(NsysFile(tmp_path / "run.sqlite")).write())
     with opened(chromium, path) as page:
         page.evaluate(f"sheets[0].pick({page.evaluate('DATA[0].tree.name.length')} - 1)")
@@ -440,13 +438,13 @@ def test_a_layer_without_memory_is_left_by_the_switch(chromium: Any, tmp_path: P
         assert page.locator("[data-measure=c0] option").all_inner_texts() == ["GPU time", "memory kept by a forward"]
 
 
-def test_a_capture_without_memory_has_no_switch(chromium: Any, tmp_path: Path) -> None:
+def test_a_capture_without_memory_has_no_switch(chromium, tmp_path):
     with opened(chromium, report(tmp_path / "page.html", DATA / "eager-2023.4.sqlite.xz")) as page:
         assert page.locator("[data-measure]").count() == 0
         assert page.get_by_role("heading", name="Where the time goes in the model").is_visible()
 
 
-def test_a_real_capture_with_cuda_s_allocations(chromium: Any, tmp_path: Path) -> None:
+def test_a_real_capture_with_cuda_s_allocations(chromium, tmp_path):
     path = report(tmp_path / "page.html", DATA / "hooks-graph-2023.4.sqlite.xz")
     assert path.stat().st_size < 1_000_000
     with opened(chromium, path) as page:

@@ -1,10 +1,7 @@
 """Maps made on a Dask cluster of worker processes, one of which is killed in the middle."""
 
-from __future__ import annotations
-
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from nvprof_kit import map_captures  # noqa: E402
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_with_a_worker(tmp_path: Path) -> None:
+def test_nothing_is_lost_with_a_worker(tmp_path):
     files = [capture(tmp_path, rank) for rank in range(12)]
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         victim = next(iter(cluster.workers.values())).pid

@@ -1,9 +1,6 @@
 """Maps made by the tasks of a Slurm step: a stand-in for srun starts them with the environment that Slurm gives."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 from support.captures.tiny_ranks import MS, capture
@@ -23,7 +20,7 @@ for one in "${started[@]}"; do wait "$one" || exit 1; done
 
 
 @pytest.mark.slow
-def test_tasks_share_the_captures(tmp_path: Path) -> None:
+def test_tasks_share_the_captures(tmp_path):
     captures, maps = tmp_path / "captures", tmp_path / "maps"
     captures.mkdir()
     for rank in range(5):

@@ -1,7 +1,5 @@
 """Two real processes over gloo on CPUs: recorded, timed, and profiled under DDP and FSDP2."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -32,7 +30,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_the_collectives_of_the_recorder_are_matched(tmp_path: Path) -> None:
+def test_the_collectives_of_the_recorder_are_matched(tmp_path):
     (tmp_path / "train.py").write_text(RECORDED)
     torchrun(2, "train.py", cwd=tmp_path)
     traces = sorted(tmp_path.glob("run.rank*.json.gz"))
@@ -79,7 +77,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_timers_and_memory_have_a_folder_each_and_the_slow_rank_is_told(tmp_path: Path) -> None:
+def test_timers_and_memory_have_a_folder_each_and_the_slow_rank_is_told(tmp_path):
     (tmp_path / "train.py").write_text(MEASURED)
     torchrun(2, "train.py", cwd=tmp_path)
     assert sorted(path.name for path in (tmp_path / "time_log").iterdir()) == ["timer_rank0.log", "timer_rank1.log"]
@@ -181,7 +179,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_each_rank_is_profiled(profiled: tuple[Path, dict[str, str]], kind: str) -> None:
+def test_each_rank_is_profiled(profiled, kind):
     place, said = profiled
     printed = said[f"{kind} 1:3"]
     assert said[f"{kind} off"] == ""

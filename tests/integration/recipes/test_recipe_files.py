@@ -1,7 +1,5 @@
 """The shell recipes: files of at most twenty lines; those of nsys run under real releases of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -35,7 +33,7 @@ def without_cuda(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_recipe_is_read_at_a_glance(script: Path) -> None:
+def test_a_recipe_is_read_at_a_glance(script):
     lines = script.read_text().splitlines()
     assert len(lines) <= 20 and os.access(script, os.X_OK)
     comment = lines[1 : next(number for number, line in enumerate(lines) if line.startswith("set -"))]
@@ -56,9 +54,7 @@ def test_a_recipe_is_read_at_a_glance(script: Path) -> None:
         ("ranks.sh", {"RANKS": "1 3", "RANK": "13"}, {}),
     ],
 )
-def test_a_recipe_under_nsys(
-    nsys: str, name: str, variables: dict[str, str], expected: dict[str, list[str]], tmp_path: Path
-) -> None:
+def test_a_recipe_under_nsys(nsys, name, variables, expected, tmp_path):
     program = python(PROGRAM, tmp_path)
     done = run(name, *program, cwd=tmp_path, NSYS=nsys, PRESET=without_cuda(tmp_path), **variables)
     assert done.returncode == 7, done.stderr
@@ -66,7 +62,7 @@ def test_a_recipe_under_nsys(
 
 
 @pytest.mark.nsys
-def test_a_session(nsys: str, tmp_path: Path) -> None:
+def test_a_session(nsys, tmp_path):
     loop = "import nvprof_kit, time, pathlib\nfor number in range(100_000):\n"
     loop += "    with nvprof_kit.step(number): time.sleep(0.01)\n    pathlib.Path('began').write_text('yes')\n"
     variables = {"NSYS": nsys, "SESSION": f"recipe-{os.getpid()}", "PRESET": without_cuda(tmp_path)}
@@ -88,7 +84,7 @@ def test_a_session(nsys: str, tmp_path: Path) -> None:
 @pytest.mark.every_nsys
 @pytest.mark.nsys
 @pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
-def test_a_preset_has_the_options_of_the_installed_nsys(nsys: str, preset: str, tmp_path: Path) -> None:
+def test_a_preset_has_the_options_of_the_installed_nsys(nsys, preset, tmp_path):
     """Each that ``profile`` takes; between them ``launch`` and ``start`` take the same."""
     printed = {
         verb: run("preset.sh", verb, preset, cwd=tmp_path, NSYS=nsys).stdout.split()
@@ -112,7 +108,7 @@ def _plain(option: str) -> str:
         ({"ENGINE": "apptainer"}, ["exec", "--nv", "--bind={recipes}:/recipes:ro", "--bind={here}:{here}"]),
     ],
 )
-def test_the_command_of_a_container(variables: dict[str, str], words: list[str], tmp_path: Path) -> None:
+def test_the_command_of_a_container(variables, words, tmp_path):
     engine = tmp_path / variables["ENGINE"]
     engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     engine.chmod(0o755)
@@ -173,7 +169,7 @@ def inside(nsys: str, folder: Path, pause: str) -> tuple[list[str], dict[str, st
 
 
 @pytest.mark.nsys
-def test_a_profile_in_a_container(nsys: str, engine: dict[str, str], tmp_path: Path) -> None:
+def test_a_profile_in_a_container(nsys, engine, tmp_path):
     command, variables = inside(nsys, tmp_path, "0")
     done = execute(*command, cwd=tmp_path, stdin="words\n", **engine, **variables)
     assert done.returncode == 7, done.stderr
@@ -183,9 +179,7 @@ def test_a_profile_in_a_container(nsys: str, engine: dict[str, str], tmp_path: P
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_container_that_is_interrupted(
-    nsys: str, engine: dict[str, str], number: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_container_that_is_interrupted(nsys, engine, number, tmp_path):
     command, variables = inside(nsys, tmp_path, "100")
     running = start(command, tmp_path, **engine, **variables)
     wait_for(tmp_path / "ready")

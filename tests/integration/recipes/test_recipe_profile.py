@@ -1,12 +1,9 @@
 """nvprof-kit profile: its exact command, its refusals, and what it leaves under real releases of nsys."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 from support import cli, recipes
@@ -33,13 +30,13 @@ EVERYTHING = ["step 2", "layers.2", "step 3", "layers.3"]
 run = partial(recipes.run, "profile")
 
 
-def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path: Path) -> None:
+def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path):
     done = recipes.dry_run("profile", "-o", "my run", "--", "python", "-c", "print('a b')", "", cwd=tmp_path)
     assert shlex.split(done.stdout)[-5:] == ["--output=my run", "python", "-c", "print('a b')", ""]
 
 
 @pytest.mark.parametrize("suffix", ["nsys-rep", "sqlite"])
-def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
+def test_a_report_is_not_overwritten(suffix, tmp_path):
     (tmp_path / f"run.{suffix}").write_text("precious")
     done = run("--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 2
@@ -50,9 +47,7 @@ def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
     assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 1
 
 
-def test_a_full_disk_is_refused_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NSYS", "true")
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 1 << 20, 1000, 99, 99, 0, 0, 0, 0, 255)))
@@ -61,12 +56,12 @@ def test_a_full_disk_is_refused_before_the_run(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_long_capture_is_warned_of(tmp_path: Path) -> None:
+def test_a_long_capture_is_warned_of(tmp_path):
     done = run("-x", "--duration=61", "--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 1 and "beyond 60 s" in done.stderr
 
 
-def test_a_stage_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_stage_in_use_is_refused(tmp_path):
     (tmp_path / ".run.partial").mkdir()
     done = run("--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 2 and ".run.partial" in done.stderr and done.stderr.count("\n") == 1
@@ -75,7 +70,7 @@ def test_a_stage_in_use_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.every_nsys
-def test_real_run(nsys: str, tmp_path: Path) -> None:
+def test_real_run(nsys, tmp_path):
     done = run("--", *python(PROGRAM, tmp_path), "0.2", cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 7, done.stderr
     assert "hello from the program" in done.stdout
@@ -95,7 +90,7 @@ def test_real_run(nsys: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.nsys
-def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) -> None:
+def test_duration_ends_the_capture_and_the_program(nsys, tmp_path):
     captured = []
     for seconds in ("2", "9", "30"):  # from nsys's start on; a busy machine may not have begun the program by then
         words = ("-f", "-x", "--trace=nvtx", "-x", "-d", "-x", seconds, "--", *python(PROGRAM, tmp_path), "90")
@@ -109,7 +104,7 @@ def test_duration_ends_the_capture_and_the_program(nsys: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.nsys
-def test_one_step_alone(nsys: str, tmp_path: Path) -> None:
+def test_one_step_alone(nsys, tmp_path):
     (tmp_path / "gpu_peaks.json").write_text("measured here")
     words = ("-f", "-x", "--trace=nvtx", "--step", "3", "-o", "runs/run", "--", *python(PROGRAM, tmp_path), "0.2")
     done = run(*words, cwd=tmp_path, NSYS=nsys)
@@ -134,7 +129,7 @@ for tokens in torch.utils.data.DataLoader(counting(8, 17), batch_size=4):
 
 @pytest.mark.nsys
 @pytest.mark.slow
-def test_a_program_is_annotated_without_a_line(nsys: str, tmp_path: Path) -> None:
+def test_a_program_is_annotated_without_a_line(nsys, tmp_path):
     name = str(tmp_path / "run")
     words = ["--annotate", "-o", name, "-x", "--trace=nvtx", "--", sys.executable, "-c", UNANNOTATED]
     done = run(*words, cwd=recipes.ROOT, NSYS=nsys)

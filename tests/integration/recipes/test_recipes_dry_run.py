@@ -1,7 +1,5 @@
 """The exact command of every verb, for several releases of nsys and without one, against a golden file."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from support.cli import execute
-from support.golden import Golden
 from support.recipes import OPTIONS, RECIPES, VERBS, dry_run, refuse, stand_in
 
 CALLS = """
@@ -68,18 +65,18 @@ def _plain(answer: str, folder: Path) -> str:
     return answer.replace(str(folder), "HERE")
 
 
-def test_dry_runs(tmp_path: Path, golden: Golden) -> None:
+def test_dry_runs(tmp_path, golden):
     golden("recipes/nsys.txt", answers(tmp_path))
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("nsys-")] == []
 
 
-def test_every_verb_is_called() -> None:
+def test_every_verb_is_called():
     assert {call.split()[0] for call in CALLS} == {*VERBS} - {"ncu", "stop", "status"}  # test_recipes_ncu.py has ncu
 
 
 @pytest.mark.every_nsys
 @pytest.mark.parametrize("preset", sorted(path.name for path in (RECIPES / "presets").iterdir()))
-def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) -> None:
+def test_a_real_nsys_knows_every_option(nsys, preset, tmp_path):
     known = execute(nsys, "profile", "--help").stdout
     done = dry_run("profile", "-p", preset, "--step", "3", "--", "true", cwd=tmp_path, NSYS=nsys)
     asked = [word.partition("=")[0] for word in shlex.split(done.stdout) if word.startswith("--")]
@@ -90,7 +87,7 @@ def test_a_real_nsys_knows_every_option(nsys: str, preset: str, tmp_path: Path) 
 
 
 @pytest.mark.every_nsys
-def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
+def test_launch_and_start_share_a_preset(nsys, tmp_path):
     known = {verb: execute(nsys, verb, "--help").stdout for verb in ("launch", "start")}
     known = {verb: re.sub(".*Deprecated.*", "", text) for verb, text in known.items()}
     for verb, argv in {"launch": ["--", "true"], "start": []}.items():
@@ -102,7 +99,7 @@ def test_launch_and_start_share_a_preset(nsys: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.every_nsys
-def test_an_option_of_nsys_in_every_spelling(nsys: str, tmp_path: Path) -> None:
+def test_an_option_of_nsys_in_every_spelling(nsys, tmp_path):
     """Each option that has a letter in the help of nsys gives the same command by any spelling."""
     letters = re.findall(r"^\s*-(\w), --([\w-]+)=", execute(nsys, "profile", "--help").stdout, re.MULTILINE)
     options = {name: letter for letter, name in letters if name not in ("output", "force-overwrite", "help")}
@@ -160,7 +157,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(call: str, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_in_one_line(call, message, tmp_path):
     verb, *argv = shlex.split(call)
     done = refuse(verb, *argv, cwd=tmp_path, NSYS="/no/nsys", RANK="" if message.startswith("no rank is") else "3")
     status = 3 if message.startswith("no nsys") else 2
@@ -176,13 +173,13 @@ def said(call: str, *argv: str, cwd: Path, **environment: str) -> tuple[int, str
     return done.returncode, done.stderr or done.stdout.splitlines()[0]
 
 
-def test_spaces_in_a_schedule(tmp_path: Path) -> None:
+def test_spaces_in_a_schedule(tmp_path):
     """The program takes it with spaces too, and the windows would be miscounted."""
     _, text = said("profile", "--schedule", " active=3, repeat = 2", cwd=tmp_path)
     assert text.startswith("NVPROF_KIT_SCHEDULE=active=3,repeat=2 nsys profile") and "=repeat:2 " in text
 
 
-def test_a_file_named_as_a_preset_or_set(tmp_path: Path) -> None:
+def test_a_file_named_as_a_preset_or_set(tmp_path):
     for name in ("train", "base", "tensor"):
         (tmp_path / name).write_text("a program of that name")
     assert "--trace=cuda,nvtx" in said("profile", cwd=tmp_path)[1]
@@ -190,12 +187,12 @@ def test_a_file_named_as_a_preset_or_set(tmp_path: Path) -> None:
     assert said("profile -p ./train", cwd=tmp_path)[0] == 2
 
 
-def test_a_preset_edited_elsewhere(tmp_path: Path) -> None:
+def test_a_preset_edited_elsewhere(tmp_path):
     (tmp_path / "mine").write_bytes(b"# a comment\r\n  --trace=nvtx # why\r\n\r\n\t--env-var=A=#1\t# this")
     assert " --trace=nvtx '--env-var=A=#1' --export" in said("profile -p mine", cwd=tmp_path)[1]
 
 
-def test_a_set_edited_elsewhere(tmp_path: Path) -> None:
+def test_a_set_edited_elsewhere(tmp_path):
     text = b"metric a.sum # why\r\n\r\nmetric b.sum sm_80 # not here\r\n  metric c.sum sm_90"
     (tmp_path / "mine").write_bytes(text)
     _, command = said("ncu -s mine", cwd=tmp_path)
@@ -206,14 +203,14 @@ def test_a_set_edited_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message"), [("profile -p mine", "no permission to read it"), ("ncu -s mine", "Permission denied")]
 )
-def test_a_file_that_may_not_be_read(call: str, message: str, tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read(call, message, tmp_path):
     (tmp_path / "mine").touch(0o200)
     status, text = said(call, cwd=tmp_path)
     assert status == 2 and text.endswith(f"mine: {message}\n")
 
 
 @pytest.mark.parametrize("line", ["metric", "section # which", "sections SpeedOfLight x", "metric a.sum sm90"])
-def test_a_line_of_a_set_that_is_none(line: str, tmp_path: Path) -> None:
+def test_a_line_of_a_set_that_is_none(line, tmp_path):
     (tmp_path / "mine").write_text(line)
     status, text = said("ncu -s mine", cwd=tmp_path)
     assert (

@@ -1,7 +1,5 @@
 """What a run under a real nsys leaves to the program: its terminal, its TMPDIR, its time to save, its output."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty
@@ -62,7 +60,7 @@ def read_until(terminal: int, text: str, seconds: float = 60) -> str:
 
 
 @pytest.mark.slow
-def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys: str, tmp_path: Path) -> None:
+def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys, tmp_path):
     spool = tmp_path / "small"
     spool.mkdir()
     pid, terminal = pty.fork()
@@ -96,7 +94,7 @@ def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys
 
 
 @pytest.mark.slow
-def test_a_program_that_handles_sigterm_is_waited_for(nsys: str, tmp_path: Path) -> None:
+def test_a_program_that_handles_sigterm_is_waited_for(nsys, tmp_path):
     running = start([*PROFILE, "-x", "--trace=nvtx", "--", *python(SAVING, tmp_path)], tmp_path, NSYS=nsys)
     wait_for(tmp_path / "ready")
     running.send_signal(signal.SIGTERM)
@@ -118,7 +116,7 @@ def profilers_of(folder: Path) -> list[str]:
     return left
 
 
-def test_nothing_that_was_captured_is_a_failure(nsys: str, tmp_path: Path) -> None:
+def test_nothing_that_was_captured_is_a_failure(nsys, tmp_path):
     stepping = "import nvprof_kit\nfor number in range(3):\n    with nvprof_kit.step(number):\n        pass\n"
     words = ("-x", "--trace=nvtx", "--step", "99", "--", *python(stepping, tmp_path))
     done = run("profile", *words, cwd=tmp_path, NSYS=nsys)
@@ -132,7 +130,7 @@ def test_nothing_that_was_captured_is_a_failure(nsys: str, tmp_path: Path) -> No
     assert "nothing was captured: the report has no range and no CUDA call" in done.stderr
 
 
-def test_what_a_dry_run_prints_can_be_pasted(nsys: str, tmp_path: Path) -> None:
+def test_what_a_dry_run_prints_can_be_pasted(nsys, tmp_path):
     loop = "import nvprof_kit, time\nfor number in range(3):\n    with nvprof_kit.step(number): time.sleep(0.1)\n"
     words = ("-x", "--trace=nvtx", "--step", "1", "-o", "my folder/%h", "-n", "--", *python(loop, tmp_path))
     command = run("profile", *words, cwd=tmp_path, NSYS=nsys).stdout
@@ -142,7 +140,7 @@ def test_what_a_dry_run_prints_can_be_pasted(nsys: str, tmp_path: Path) -> None:
     assert ranges(tmp_path / "my folder" / f"{host}.sqlite") == ["step 1"]
 
 
-def test_a_name_with_a_variable_is_not_overwritten(nsys: str, tmp_path: Path) -> None:
+def test_a_name_with_a_variable_is_not_overwritten(nsys, tmp_path):
     (tmp_path / "run-me.sqlite").touch()
     done = run("profile", "-o", "run-%q{USER}", "--", "true", cwd=tmp_path, NSYS=nsys, USER="me")
     assert done.returncode == 2 and re.search(r"run-me\.sqlite exists", done.stderr)

@@ -4,8 +4,6 @@ A stand-in runs the program and leaves files as the real one does, so what is te
 What a real nsys leaves when things end badly is in test_recipes_signals.py.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import signal
@@ -70,7 +68,7 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "name", ["a b", "-dash", "--output", "$HOME", "it's", "*", "`id`", "a;b", "back\\slash", "#", "é", "[x]", "100%%"]
 )
-def test_a_report_of_any_name(tool: Path, place: Path, name: str) -> None:
+def test_a_report_of_any_name(tool, place, name):
     done = run("profile", "-o", name, "--", "sh", "-c", "exit 7", cwd=place, NSYS=str(tool / "nsys"))
     assert done.returncode == 7, done.stderr
     assert files(place) == sorted([f"{name}.nsys-rep", f"{name}.sqlite"])
@@ -78,7 +76,7 @@ def test_a_report_of_any_name(tool: Path, place: Path, name: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["profile", "ncu"])
 @pytest.mark.parametrize("name", [".", "..", "folder/", "a\nb", 'quo"te', "a&b"])
-def test_a_name_that_cannot_be(tool: Path, place: Path, recipe: str, name: str) -> None:
+def test_a_name_that_cannot_be(tool, place, recipe, name):
     done = ask_here(recipe, "-o", name, "--", "true", place=place, tool=tool)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert files(place) == []
@@ -94,7 +92,7 @@ def ask(recipe: str, *argv: str, place: Path, tool: Path) -> subprocess.Complete
 
 @pytest.mark.parametrize("recipe", ["profile", "launch", "ncu"])
 @pytest.mark.parametrize("program", ["no-such-program", "./no-such.py", "./text", "note", "if"])
-def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: str) -> None:
+def test_a_program_that_is_none(tool, place, recipe, program):
     (place / "text").write_text("no program")
     done = ask_here(recipe, "--", program, place=place, tool=tool)
     assert done.returncode == 127
@@ -103,7 +101,7 @@ def test_a_program_that_is_none(tool: Path, place: Path, recipe: str, program: s
 
 
 @pytest.mark.parametrize("recipe", ["profile", "ncu"])
-def test_a_tool_that_does_not_run(tool: Path, place: Path, recipe: str) -> None:
+def test_a_tool_that_does_not_run(tool, place, recipe):
     for name in ("nsys", "ncu"):
         (tool / name).write_text("#!/bin/sh\necho 'libelf.so.1: cannot open' >&2; exit 127\n")
     done = ask_here(recipe, "--", "true", place=place, tool=tool)
@@ -113,7 +111,7 @@ def test_a_tool_that_does_not_run(tool: Path, place: Path, recipe: str) -> None:
 
 
 @pytest.mark.parametrize(("ending", "status"), [("exit 5", 5), ("kill -SEGV $$", 128 + 11)])
-def test_a_tool_that_fails(tool: Path, place: Path, ending: str, status: int) -> None:
+def test_a_tool_that_fails(tool, place, ending, status):
     (tool / "nsys").write_text(f"#!/bin/bash\ncase $1$2 in --version | profile--help) exit 0 ;; esac\n{ending}\n")
     done = ask("profile", "--", "true", place=place, tool=tool)
     assert done.returncode == status
@@ -129,7 +127,7 @@ FAILED = [
 
 
 @pytest.mark.parametrize("words", FAILED)
-def test_an_nsys_that_fails_by_itself_is_started_again(tool: Path, place: Path, words: str) -> None:
+def test_an_nsys_that_fails_by_itself_is_started_again(tool, place, words):
     """Once, if the program has not begun."""
 
     def fails(how: str) -> str:
@@ -153,14 +151,14 @@ def test_an_nsys_that_fails_by_itself_is_started_again(tool: Path, place: Path, 
 
 
 @pytest.mark.parametrize("recipe", ["profile", "ncu"])
-def test_a_folder_that_cannot_be_written_to(tool: Path, place: Path, recipe: str) -> None:
+def test_a_folder_that_cannot_be_written_to(tool, place, recipe):
     for folder in ("/proc/run", "/dev/null/run", "/sys/kernel/run"):
         done = ask_here(recipe, "-o", folder, "--", "true", place=place, tool=tool)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert "cannot make this folder" in done.stderr or "cannot write to this folder" in done.stderr
 
 
-def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
+def test_runs_at_once_in_one_folder(tool, place):
     command = [*VERBS["profile"], "-o", "same", "--", "sh", "-c", "until [ -e ended ]; do sleep 0.05; done; exit 7"]
     running = [start(command, place, NSYS=str(tool / "nsys")) for _ in range(3)]
     assert until(lambda: sum(each.poll() is not None for each in running) == 2)
@@ -171,7 +169,7 @@ def test_runs_at_once_in_one_folder(tool: Path, place: Path) -> None:
     assert files(place) == ["ended", "same.nsys-rep", "same.sqlite"]
 
 
-def test_a_report_that_came_meanwhile_is_kept(tool: Path, place: Path) -> None:
+def test_a_report_that_came_meanwhile_is_kept(tool, place):
     done = ask("profile", "--", "touch", "run.sqlite", place=place, tool=tool)
     assert done.returncode == 1 and "run.sqlite exists; the new one stays in .run.partial" in done.stderr
     assert files(place / ".run.partial") == ["run.sqlite"]
@@ -183,7 +181,7 @@ SLEEP = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ncu_that_is_interrupted(tool: Path, place: Path, number: signal.Signals) -> None:
+def test_ncu_that_is_interrupted(tool, place, number):
     command = [*VERBS["ncu"], "--", sys.executable, "-c", SLEEP]
     running = start(command, place, NCU=str(tool / "ncu"))
     pid = int(wait_for(place / "pid"))
@@ -197,7 +195,7 @@ def test_ncu_that_is_interrupted(tool: Path, place: Path, number: signal.Signals
 ASKING = "import time; print('hello', input('name? '), open('ready', 'w').write('yes'), flush=True); time.sleep(100)"
 
 
-def test_a_terminal_is_the_programs_under_ncu(tool: Path, place: Path) -> None:
+def test_a_terminal_is_the_programs_under_ncu(tool, place):
     script = STAND_IN.replace("trap 'kill -TERM $!'", "trap :").replace('"$@" &', '"$@" <&0; exit_of=$?')
     script = script.replace("while kill -0 $! 2>/dev/null; do wait $!; done\nwait $!\nstatus=$?", "status=$exit_of")
     (tool / "ncu").write_text(script)
@@ -219,7 +217,7 @@ def test_a_terminal_is_the_programs_under_ncu(tool: Path, place: Path) -> None:
     assert files(place) == ["ready", "run.csv", "run.ncu-rep"]
 
 
-def test_ncu_that_is_killed(tool: Path, place: Path) -> None:
+def test_ncu_that_is_killed(tool, place):
     command = [*VERBS["ncu"], "--", sys.executable, "-c", SLEEP]
     running = start(command, place, NCU=str(tool / "ncu"))
     pid = int(wait_for(place / "pid"))
@@ -240,7 +238,7 @@ def _parent(pid: int) -> int:
     return parent()
 
 
-def test_a_report_that_ncu_cannot_read_is_none(tool: Path, place: Path) -> None:
+def test_a_report_that_ncu_cannot_read_is_none(tool, place):
     (tool / "ncu").write_text(STAND_IN.replace("echo '\"ID\"'; exit 0", "echo '\"ID\"'; exit 4"))
     done = ask("ncu", "--", "true", place=place, tool=tool)
     assert done.returncode == 1 and "what there is stays in .run.partial" in done.stderr

@@ -4,8 +4,6 @@ The golden file holds command lines as `--dry-run` prints it where there is no n
 names real ncu executables, separated by os.pathsep; they need no GPU for these tests.
 """
 
-from __future__ import annotations
-
 import lzma
 import os
 import re
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from support.cli import NVPROF_KIT, execute, execute_here
-from support.golden import Golden
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes" / "ncu"
@@ -64,7 +61,7 @@ def _run(command: list[str], cwd: Path, variables: dict[str, str]) -> subprocess
     return execute(*command, cwd=cwd, **{"NCU": "/no/ncu", **variables})
 
 
-def test_exact_commands(tmp_path: Path, golden: Golden) -> None:
+def test_exact_commands(tmp_path, golden):
     lines = []
     for call in CALLS:
         words, _, arch = call.partition(" | ")
@@ -98,14 +95,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_refusals_are_one_line(call: str, message: str, tmp_path: Path) -> None:
+def test_refusals_are_one_line(call, message, tmp_path):
     done = run(*shlex.split(call), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3 if "no ncu" in message else 2, "", 1)
     assert done.stderr.startswith(f"nvprof-kit: {message}")
 
 
 @pytest.mark.parametrize("suffix", ["ncu-rep", "csv"])
-def test_a_report_is_not_overwritten(suffix: str, tmp_path: Path) -> None:
+def test_a_report_is_not_overwritten(suffix, tmp_path):
     (tmp_path / f"layer.{suffix}").write_text("precious")
     done = run("-o", "layer", "-l", "a", "--", "x", cwd=tmp_path, NCU="true")
     assert done.returncode == 2
@@ -130,20 +127,20 @@ NO_WORD = "--rank 0: no word is rank.sh; unless the program starts it on each ra
         ("--rank 0 -- python -m torch.distributed.run --no-python /a/rank.sh ./train.py", ""),
     ],
 )
-def test_ranks_that_would_hang_are_said(call: str, message: str, tmp_path: Path) -> None:
+def test_ranks_that_would_hang_are_said(call, message, tmp_path):
     done = run(*shlex.split(f"-o kernels -n -k nccl {call}"), cwd=tmp_path)
     assert done.returncode == 0 and done.stderr.startswith(f"nvprof-kit: {message}" if message else "")
     assert bool(done.stderr) == bool(message)
 
 
-def test_what_measures_links_runs_the_program_again(tmp_path: Path) -> None:
+def test_what_measures_links_runs_the_program_again(tmp_path):
     """Also a set of one's own."""
     (tmp_path / "own.txt").write_text("metric nvltx__bytes.sum\n")
     done = run("-o", "kernels", "-n", "-k", "x", "-s", "./own.txt", "--", "x", cwd=tmp_path)
     assert "--replay-mode=application" in done.stdout
 
 
-def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
+def test_a_rank_that_is_not_there(tmp_path):
     (tmp_path / "ncu").write_text("#!/bin/bash\ncase $1 in --help) echo exclude-tree ;; esac\n")
     (tmp_path / "ncu").chmod(0o755)
     words = ["-o", "layer", "-l", "a", "--rank", "7", "--", str(RECIPES / "rank.sh"), "true"]
@@ -162,7 +159,7 @@ UNDER_NCU = {"NVPROF_KIT_NCU_RANK": "1", "NVTX_INJECTION64_PATH": "libcuda-injec
 
 
 @pytest.mark.parametrize(("number", "seen"), [("1", "libcuda-injection.so"), ("01", "libcuda-injection.so"), ("0", "")])
-def test_a_rank_becomes_its_program(number: str, seen: str, tmp_path: Path) -> None:
+def test_a_rank_becomes_its_program(number, seen, tmp_path):
     """Out of ncu's sight or not: its words as they are, in one process, with its status, and nothing left behind."""
     argv = ["bash", "-c", SHOW, "me", "a  b", "*"]
     done = rank(*argv, cwd=tmp_path, RANK=number, TMPDIR=str(tmp_path), **UNDER_NCU)
@@ -171,7 +168,7 @@ def test_a_rank_becomes_its_program(number: str, seen: str, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path: Path) -> None:
+def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path):
     """Its executable has the name that the recipes give ncu; it becomes the program."""
     (tmp_path / "rm").write_text('#!/bin/bash\nreadlink /proc/$PPID/exe\n/bin/rm "$@"\n')
     (tmp_path / "rm").chmod(0o755)
@@ -191,12 +188,12 @@ def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path: Path) -
         (["no-such-program"], 127, "no-such-program: not found"),
     ],
 )
-def test_a_rank_without_a_program(argv: list[str], status: int, message: str, tmp_path: Path) -> None:
+def test_a_rank_without_a_program(argv, status, message, tmp_path):
     done = rank(*argv, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (status, "") and message in done.stderr
 
 
-def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
+def test_a_folder_in_which_no_program_can_run(tmp_path):
     done = rank("true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("rank.sh: cannot write to /no/folder; set TMPDIR to a folder that can be written\n")
@@ -213,7 +210,7 @@ def test_a_folder_in_which_no_program_can_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
-def test_every_set_is_commented_and_well_formed(path: Path) -> None:
+def test_every_set_is_commented_and_well_formed(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ")
     told = [line.split() for line in lines if line and not line.startswith("#")]
@@ -223,7 +220,7 @@ def test_every_set_is_commented_and_well_formed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", CHIPS)
-def test_metrics_are_asked_of_the_chip_that_measures(arch: str, tmp_path: Path) -> None:
+def test_metrics_are_asked_of_the_chip_that_measures(arch, tmp_path):
     """An Ada was asked for the metrics of a Blackwell, and left out what only it has."""
     ncu = tmp_path / "ncu"
     ncu.write_text('#!/bin/bash\n[ "$1" != --query-metrics ] || echo "$3" >>asked\n')
@@ -245,7 +242,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("name", "variables", "words"), WAYS)
-def test_the_command_of_a_recipe(name: str, variables: dict[str, str], words: str, tmp_path: Path) -> None:
+def test_the_command_of_a_recipe(name, variables, words, tmp_path):
     """Called by a link, in a folder on PATH say; the options of ncu and the program come last."""
     (tmp_path / "ncu").write_text('#!/bin/sh\nprintf "%s\\n" "LC_ALL=$LC_ALL" "$@"\n')
     (tmp_path / "ncu").chmod(0o755)
@@ -287,7 +284,7 @@ exit 7
 """
 
 
-def test_what_the_gpu_does_not_give_is_left_out(tmp_path: Path) -> None:
+def test_what_the_gpu_does_not_give_is_left_out(tmp_path):
     ncu = tmp_path / "ncu"
     ncu.write_text(REFUSING)
     ncu.chmod(0o755)
@@ -335,7 +332,7 @@ def metrics_of(ncu: str, chip: str) -> frozenset[str]:
     return frozenset(line.split()[0] for line in listed.splitlines() if line.strip())
 
 
-def test_every_metric_of_every_set_is_known(ncu: str) -> None:
+def test_every_metric_of_every_set_is_known(ncu):
     """On each chip that this ncu knows, with no word of the recipes in between."""
     for arch, chip in CHIPS.items():
         if chip not in chips(ncu):
@@ -350,7 +347,7 @@ def test_every_metric_of_every_set_is_known(ncu: str) -> None:
         ] == []
 
 
-def test_a_chip_has_the_types_of_its_tensor_cores(ncu: str) -> None:
+def test_a_chip_has_the_types_of_its_tensor_cores(ncu):
     """fp8 came with Ada and Hopper, and the sets ask for it there and nowhere before."""
     told = {line.split()[1]: line.split()[2:] for line in (RECIPES / "sets/tensor.txt").read_text().splitlines()
             if line.startswith("metric")}  # fmt: skip
@@ -363,7 +360,7 @@ def test_a_chip_has_the_types_of_its_tensor_cores(ncu: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90"])
-def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
+def test_the_sets_are_probed(ncu, arch, tmp_path):
     """Every section and metric of the command is known to this ncu on that chip."""
     every = [word for path in SETS for word in ("-s", path.stem)]
     done = run("-o", "kernels", "-n", "-k", "x", *every, "--", "x", cwd=tmp_path, NCU=ncu, ARCH=arch)
@@ -380,7 +377,7 @@ def test_the_sets_are_probed(ncu: str, arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if "sm_" not in call])
-def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
+def test_it_takes_every_option(ncu, call, tmp_path):
     """Without a kernel there is no report, and ncu says so and not that it does not know an option.
 
     Of a range it refuses some metrics, one after the other, until the verb has left them all out.
@@ -400,12 +397,12 @@ def test_it_takes_every_option(ncu: str, call: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "variables"), [way[:2] for way in WAYS if "NVPROF_KIT_NCU_RANK" not in way[1]])
-def test_it_takes_the_options_of_a_recipe(ncu: str, name: str, variables: dict[str, str], tmp_path: Path) -> None:
+def test_it_takes_the_options_of_a_recipe(ncu, name, variables, tmp_path):
     done = recipe(name, "true", cwd=tmp_path, NCU=ncu, **variables)
     assert "No kernels were profiled" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-def test_a_report_is_read_without_a_gpu(ncu: str, tmp_path: Path) -> None:
+def test_a_report_is_read_without_a_gpu(ncu, tmp_path):
     """What this ncu prints of a report of another release is read as what that one printed."""
     from nvprof_kit._trace.open import open_ncu
 

@@ -1,7 +1,5 @@
 """ranks profile: which ranks are profiled, under every launcher's environment, and a real torchrun and nsys."""
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3
@@ -41,7 +39,7 @@ if killed >= 0:
         ("0,7-9:2", [0, 7, 9]),
     ],
 )
-def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> None:
+def test_any_subset_of_ranks(ranks, chosen, tmp_path):
     def profiled(rank: int) -> bool:
         done = dry_run("ranks", "--ranks", ranks, "--", "true", cwd=tmp_path, RANK=str(rank), NSYS="nsys")
         assert done.returncode == 0, done.stderr
@@ -61,7 +59,7 @@ def test_any_subset_of_ranks(ranks: str, chosen: list[int], tmp_path: Path) -> N
         {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
     ],
 )
-def test_every_launcher(variables: dict[str, str], tmp_path: Path) -> None:
+def test_every_launcher(variables, tmp_path):
     done = dry_run("ranks", "-r", "3", "--preset", "metrics", "--", "true", cwd=tmp_path, NSYS="nsys", **variables)
     assert re.search(r"--output=run-\S+-rank3-\d{8}-\d{6} true\n$", done.stdout), done.stdout + done.stderr
     assert "--gpu-metrics-devices=1 " in done.stdout
@@ -87,7 +85,7 @@ def reports(tmp_path: Path) -> dict[int, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.nsys
-def test_torchrun(nsys: str, tmp_path: Path) -> None:
+def test_torchrun(nsys, tmp_path):
     pytest.importorskip("torch")
     assert three_ranks(tmp_path, nsys, "--ranks", "0,2") == 0, (tmp_path / "said").read_text()
     assert reports(tmp_path) == {0: ["rank 0"], 2: ["rank 2"]}
@@ -106,7 +104,7 @@ def marks(path: Path) -> list[tuple[str, int]]:
 @pytest.mark.slow
 @pytest.mark.nsys
 @pytest.mark.parametrize("window", [(), ("--step", "1")])
-def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, tmp_path: Path) -> None:
+def test_a_common_id_in_names_and_captures(window, nsys, tmp_path):
     pytest.importorskip("torch")
     assert three_ranks(tmp_path, nsys, "--ranks", "all", *window) == 0, (tmp_path / "said").read_text()
     ids = set()
@@ -131,14 +129,14 @@ def test_a_common_id_in_names_and_captures(window: tuple[str, ...], nsys: str, t
         ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, f"run-{os.uname().nodename}-"),
     ],
 )
-def test_where_the_id_comes_from(variables: dict[str, str], name: str, tmp_path: Path) -> None:
+def test_where_the_id_comes_from(variables, name, tmp_path):
     done = dry_run("ranks", "--", "true", cwd=tmp_path, NSYS="nsys", RANK="0", **variables)
     assert f"--output={name.replace('PID', str(os.getppid()))}" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.nsys
-def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed(nsys, tmp_path):
     pytest.importorskip("torch")
     assert three_ranks(tmp_path, nsys, "--ranks", "all", killed=1) != 0
     assert reports(tmp_path) == {0: ["rank 0"], 1: ["rank 1"], 2: ["rank 2"]}, (tmp_path / "said").read_text()
@@ -156,9 +154,7 @@ def test_a_rank_that_is_killed(nsys: str, tmp_path: Path) -> None:
         ("GPU-x", "0", "GPU-x"),
     ],
 )
-def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(
-    visible: str, local: str, device: str, tmp_path: Path
-) -> None:
+def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(visible, local, device, tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho '5, GPU-aaaa'\necho '6, GPU-bbbb'\n")
     tool.chmod(0o755)

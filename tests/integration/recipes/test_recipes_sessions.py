@@ -1,10 +1,7 @@
 """nvprof-kit session launch, start, stop and status: several captures of one program, under real releases of nsys."""
 
-from __future__ import annotations
-
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from support.cli import execute
@@ -32,7 +29,7 @@ def session() -> str:
 
 @pytest.mark.slow
 @pytest.mark.every_nsys
-def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
+def test_two_captures_of_one_program(nsys, tmp_path):
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
     launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, "saving")]
@@ -64,7 +61,7 @@ def test_two_captures_of_one_program(nsys: str, tmp_path: Path) -> None:
 
 @pytest.mark.nsys
 @pytest.mark.slow
-def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> None:
+def test_a_program_that_ends_while_it_is_captured(nsys, tmp_path):
     here = {"cwd": tmp_path, "NSYS": nsys}
     name = session()
     launched = [*VERBS["launch"], "-s", name, "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path)]
@@ -82,7 +79,7 @@ def test_a_program_that_ends_while_it_is_captured(nsys: str, tmp_path: Path) -> 
 
 
 @pytest.mark.nsys
-def test_no_session(nsys: str, tmp_path: Path) -> None:
+def test_no_session(nsys, tmp_path):
     done = run("start", "-s", "nobody", cwd=tmp_path, NSYS=nsys)
     assert (done.returncode, done.stderr) == (
         2,
@@ -92,13 +89,13 @@ def test_no_session(nsys: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["launch", "start", "stop", "status"])
-def test_without_nsys(script: str, tmp_path: Path) -> None:
+def test_without_nsys(script, tmp_path):
     argv = ["--", "true"] if script == "launch" else []
     done = refuse(script, *argv, cwd=tmp_path, NSYS="/no/nsys")
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
 
 
-def test_a_session_has_a_plain_name(tmp_path: Path) -> None:
+def test_a_session_has_a_plain_name(tmp_path):
     assert refuse("stop", "-s", "../x", cwd=tmp_path).returncode == 2
 
 
@@ -112,7 +109,7 @@ def test_a_session_has_a_plain_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_capture_goes_over_nothing(name: str, problem: str, tmp_path: Path) -> None:
+def test_a_capture_goes_over_nothing(name, problem, tmp_path):
     """It is said what to do with the options that the verb has: it has no --force."""
     nsys = tmp_path / "nsys"
     nsys.write_text("#!/bin/sh\n[ $1 != sessions ] || echo '1 Launched here'\n")

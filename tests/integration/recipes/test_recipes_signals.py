@@ -1,7 +1,5 @@
 """However a profiled run ends: a readable report, the program's own status, nothing left running or half-written."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -44,7 +42,7 @@ PROFILE = [*VERBS["profile"], "-x", "--trace=nvtx", "--"]
         ("os.kill(os.getpid(), 9)", 128 + 9),
     ],
 )
-def test_a_program_that_crashes(nsys: str, ending: str, status: int, tmp_path: Path) -> None:
+def test_a_program_that_crashes(nsys, ending, status, tmp_path):
     done = run("profile", "-x", "--trace=nvtx", "--", *python(PROGRAM, tmp_path, ending), cwd=tmp_path, NSYS=nsys)
     assert done.returncode == status, done.stderr
     assert readable(tmp_path / "run.sqlite")
@@ -56,7 +54,7 @@ def test_a_program_that_crashes(nsys: str, ending: str, status: int, tmp_path: P
     ("number", "whom"),
     [(signal.SIGINT, "its group"), (signal.SIGTERM, "the script"), (signal.SIGHUP, "its group")],
 )
-def test_a_run_that_is_interrupted(nsys: str, number: signal.Signals, whom: str, tmp_path: Path) -> None:
+def test_a_run_that_is_interrupted(nsys, number, whom, tmp_path):
     running = start([*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys)
     pid = int(wait_for(tmp_path / "pid"))
     time.sleep(0.5)
@@ -80,7 +78,7 @@ def child_of(parent: int, program: str) -> int:
 
 
 @pytest.mark.slow
-def test_nsys_that_is_killed_leaves_no_orphan_and_no_report_that_is_none(nsys: str, tmp_path: Path) -> None:
+def test_nsys_that_is_killed_leaves_no_orphan_and_no_report_that_is_none(nsys, tmp_path):
     running = start([*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys)
     pid = int(wait_for(tmp_path / "pid"))
     os.kill(child_of(running.pid, " profile "), signal.SIGKILL)
@@ -91,7 +89,7 @@ def test_nsys_that_is_killed_leaves_no_orphan_and_no_report_that_is_none(nsys: s
     assert not left.exists() or readable(left)
 
 
-def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys: str, tmp_path: Path) -> None:
+def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys, tmp_path):
     running = start(
         [*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys, KILLED=str(tmp_path)
     )
@@ -105,7 +103,7 @@ def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys: str
 
 
 @pytest.mark.slow
-def test_windows_of_a_schedule(nsys: str, tmp_path: Path) -> None:
+def test_windows_of_a_schedule(nsys, tmp_path):
     loop = """
 import time, nvprof_kit
 with nvprof_kit.record(schedule=None) as profiling:
@@ -124,7 +122,7 @@ with nvprof_kit.record(schedule=None) as profiling:
     assert ranges(tmp_path / "run.2.sqlite") == ["window", "step 5", "step 6"]
 
 
-def test_the_program_reads_its_input_and_keeps_its_output_apart(nsys: str, tmp_path: Path) -> None:
+def test_the_program_reads_its_input_and_keeps_its_output_apart(nsys, tmp_path):
     code = "import sys; print(sys.stdin.read().upper()); print('aside', file=sys.stderr)"
     done = subprocess.run(
         [*PROFILE, sys.executable, "-c", code],

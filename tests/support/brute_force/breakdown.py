@@ -4,8 +4,6 @@ It shares no code with the package. Between two neighbouring boundaries of opera
 piece is asked which operations hold it.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections import Counter
 from itertools import pairwise

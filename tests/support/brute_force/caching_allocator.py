@@ -6,8 +6,6 @@ front of a free block, and the rest of that stays free if it is worth it, at lea
 blocks (up to 1 MiB) and more than 1 MiB in that of large ones. What is not worth it belongs to the tensor's block.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from typing import Any

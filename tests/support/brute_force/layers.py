@@ -4,8 +4,6 @@ It shares no code with the package: it asks the database for each operation whic
 sorts nothing into arrays. What it knows is the text of the contract.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections import defaultdict
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ receive ends before its send. Each direction bounds it from one side; where rece
 PyTorch's traces of ranks of one host need none: their times are all on the host's clock.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import sqlite3

@@ -4,8 +4,6 @@ The types are those of real folders: integers of several widths, global ids with
 as UTF-8, and dictionaries in the Parquet files.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

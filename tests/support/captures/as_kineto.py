@@ -1,7 +1,5 @@
 """Converts an nsys capture to a PyTorch trace, for tools that read only those."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3

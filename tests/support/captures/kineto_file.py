@@ -1,7 +1,5 @@
 """Tiny PyTorch traces, times in µs."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable

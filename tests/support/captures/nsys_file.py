@@ -6,8 +6,6 @@ file.kernel(300, 350, launched=(120, 130))
 trace = open_capture(file.write())
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Memory events, added to a file that `NsysFile` writes."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 

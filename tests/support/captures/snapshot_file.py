@@ -4,8 +4,6 @@ What is shared there is shared here (frames, keys, actions), and what is not is 
 pickle has the size and the loading time of a real one.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

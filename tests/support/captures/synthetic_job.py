@@ -5,8 +5,6 @@ its row or, every few times, with its column, and goes on when that has ended. A
 rank's own clock is offset and drifts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -373,7 +371,7 @@ def odd_job(seed: int) -> SyntheticJob:
 
 def misjudged(job: SyntheticJob, verdict: object) -> str:
     """What is wrong in a job's verdict; '' if nothing is."""
-    said = (verdict.rank, verdict.layer, verdict.cause, verdict.severity)  # type: ignore[attr-defined]
+    said = (verdict.rank, verdict.layer, verdict.cause, verdict.severity)
     kind, rank = job.fault.kind, job.fault.rank
     layer = f"model.layers.{job.fault.layer}"
     right = {

@@ -1,7 +1,5 @@
 """Tiny captures of a rank: two steps of one layer and an all-reduce."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.captures.nsys_file import MARK, NsysFile

@@ -3,8 +3,6 @@
 A program is a list of statements, and a statement is the name of a method of `World` with its arguments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc

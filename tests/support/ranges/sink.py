@@ -1,7 +1,5 @@
 """Backends that record ranges, in place of a tool."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The attributes and hooks of PyTorch, to find what a program has changed."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An export of nsys that a test writes its events into."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The doctor after a run: facts of a capture in, findings out; and how the facts are read from an export."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +32,7 @@ def found(*captures: CaptureHealth) -> dict[str, str]:
     return {finding.title: finding.severity for finding in first if finding.severity != "ok"}
 
 
-def test_all_is_well() -> None:
+def test_all_is_well():
     assert found(WELL) == {}
 
 
@@ -65,7 +63,7 @@ def test_all_is_well() -> None:
         ({"environment": ("GITHUBTOKEN", "AWS_SECRET_ACCESS_KEY", "BASIC_AUTH")}, "privacy", "warning"),
     ],
 )
-def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: str) -> None:
+def test_a_finding_has_a_reason(change, check, level):
     capture = replace(WELL, **change)
     assert found(capture) == {check: level}
     findings = examine_captures([capture])["run.sqlite"]
@@ -73,7 +71,7 @@ def test_a_finding_has_a_reason(change: dict[str, object], check: str, level: st
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_a_launch_without_its_kernel_is_counted_but_not_in_a_stream_capture(captures: bool, file: NsysFile) -> None:
+def test_a_launch_without_its_kernel_is_counted_but_not_in_a_stream_capture(captures, file):
     if captures:
         file.call("cudaStreamBeginCapture_v10000", 10, 20)
     file.range_("layers.0", 100, 200, category="forward")
@@ -97,7 +95,7 @@ def export(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("capture", ["eager-2023.4", "graph-2023.4", "hooks-ddp-2024.2"])
-def test_real_captures(capture: str) -> None:
+def test_real_captures(capture):
     path = DATA / f"{capture}.sqlite.xz"
     health = read_health(path, open_capture(path))
     assert health.rows[KERNELS] > 0 and health.domains and health.domains["nvprof_kit"] > 0
@@ -111,7 +109,7 @@ def ask(*argv: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verb(tmp_path, monkeypatch):
     path = str(export(tmp_path / "run.sqlite"))
     status, said = ask("--format", "json", path)
     rows = json.loads(said)["rows"]
@@ -123,7 +121,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask("./run.sqlite") == ask("run.sqlite")
 
 
-def test_an_error_is_an_exit_status(file: NsysFile) -> None:
+def test_an_error_is_an_exit_status(file):
     file.range_("layers.0", 100, 200)
     status, said = ask(str(file.write()))
     assert status == 1 and said.startswith("error   kernels: no kernel and no CUDA call")
@@ -138,7 +136,7 @@ def test_an_error_is_an_exit_status(file: NsysFile) -> None:
         ("kineto/ddp.rank0.json.xz", "ok", "calls of modules"),
     ],
 )
-def test_a_trace_of_pytorch_is_checked(trace: str, level: str, said: str) -> None:
+def test_a_trace_of_pytorch_is_checked(trace, level, said):
     done = CliRunner().invoke(group, ["doctor", str(DATA / trace), "--format", "json"])
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["rows"]
@@ -146,7 +144,7 @@ def test_a_trace_of_pytorch_is_checked(trace: str, level: str, said: str) -> Non
     assert any("GPU operations" in row["seen"] for row in rows)
 
 
-def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
+def test_options_behind_a_capture_and_of_a_command(tmp_path):
     path = str(export(tmp_path / "my run.sqlite"))
     status, said = ask(path, "--format", "json")
     assert status == 0 and {row["subject"] for row in json.loads(said)["rows"]} == {path}
@@ -154,12 +152,12 @@ def test_options_behind_a_capture_and_of_a_command(tmp_path: Path) -> None:
     assert "'nope.py' is not found, or cannot be run" in {row["seen"] for row in json.loads(said)["rows"]}
 
 
-def test_a_rank_without_kernels_is_judged_beside_the_others() -> None:
+def test_a_rank_without_kernels_is_judged_beside_the_others():
     alone = replace(WELL, path="rank1.sqlite", rows={})
     assert "other captures have kernels" in examine_captures([alone, WELL])["rank1.sqlite"][0].why
 
 
-def test_what_was_not_recorded_is_said() -> None:
+def test_what_was_not_recorded_is_said():
     (tables,) = (one for one in examine_captures([WELL])["run.sqlite"] if one.title == "tables")
     assert tables.severity == "ok" and "(nvprof-kit profile --preset memory), GPU metrics" in tables.evidence
     everything = {**WELL.rows, "GPU_METRICS": 1, "CUDA_GPU_MEMORY_USAGE_EVENTS": 1}

@@ -1,7 +1,5 @@
 """GPU metrics of each layer: both forms of the samples, means over busy time, the floor."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -60,7 +58,7 @@ def with_events(file: NsysFile) -> Path:
 
 
 @pytest.mark.parametrize("form", [with_table, with_events])
-def test_means_over_busy_time(file: NsysFile, form) -> None:
+def test_means_over_busy_time(file, form):
     result = nvprof_kit.open(form(file)).metrics()
     assert list(result.rows) == list(nvprof_kit.Metrics.columns["metrics"])
     # Busy parts of the intervals at 0, 200, 300: 100, 50, 50 of 100, so SM active while busy: 80, 20/0.5, 30/0.5.
@@ -78,7 +76,7 @@ def test_means_over_busy_time(file: NsysFile, form) -> None:
     assert (result.interval_ns, result.samples, result.steps) == (100, 200, 1)
 
 
-def test_too_few(file: NsysFile) -> None:
+def test_too_few(file):
     result = nvprof_kit.open(with_table(file, rounds=16)).metrics()
     assert result.rows["enough"].tolist() == [True, False, False]
     assert result.rows["sm_active_pct"].isna().tolist() == [False, True, True]
@@ -87,13 +85,13 @@ def test_too_few(file: NsysFile) -> None:
     assert str(result).count("too few") == 3
 
 
-def test_without_samples(file: NsysFile) -> None:
+def test_without_samples(file):
     samples(file, 1)
     with pytest.raises(CaptureError, match="no samples of GPU metrics; record with `nsys profile --gpu-metrics-device"):
         nvprof_kit.open(file.write()).metrics()
 
 
-def test_h200() -> None:
+def test_h200():
     result = nvprof_kit.open(H200).metrics()
     rows = result.rows.set_index(["layer", "phase"])
     head = rows.loc[("lm_head", "backward")]
@@ -105,7 +103,7 @@ def test_h200() -> None:
     assert ((figures >= 0) & (figures <= 100) | np.isnan(figures)).all()
 
 
-def test_busy_times_are_those_of_layers() -> None:
+def test_busy_times_are_those_of_layers():
     """Also of the outermost module, which is named by its class: no path begins with that."""
     busy = {(row.layer, row.phase): row.busy_ns for row in nvprof_kit.open(H200).metrics().rows.itertuples()}
     table = nvprof_kit.open(H200).layers().rows

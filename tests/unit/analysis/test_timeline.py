@@ -1,7 +1,5 @@
 """The timeline: layers as runs of operations over streams, CPU ranges, idle gaps, and the length of steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.mark.parametrize("name", ["slow-2024.2", "ddp.rank0-2024.2", "llama-2023.4", "generate-2024.2"])
-def test_idle_time_is_that_of_the_breakdown(name: str) -> None:
+def test_idle_time_is_that_of_the_breakdown(name):
     trace = open_capture(DATA / f"{name}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
     attribution = attribute(trace)
     steps = breakdown(Operations(trace)).steps
@@ -38,7 +36,7 @@ intervals = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integer
 
 
 @given(intervals)
-def test_no_two_operations_of_a_lane_overlap(drawn: list[tuple[int, int, int]]) -> None:
+def test_no_two_operations_of_a_lane_overlap(drawn):
     lane, start, length = (np.array(column, dtype=np.int64) for column in zip(*drawn, strict=True)) if drawn else (
         np.zeros(0, dtype=np.int64),
     ) * 3  # fmt: skip

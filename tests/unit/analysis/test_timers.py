@@ -1,7 +1,5 @@
 """Timer logs in, statistics, skew and verdict out."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +65,7 @@ def timed(folder: Path, ranks: list[Stages], collective: tuple[str, ...] = ()) -
     return open_timers(folder).timers(collective=collective)
 
 
-def test_statistics_skew_and_offsets(tmp_path: Path) -> None:
+def test_statistics_skew_and_offsets(tmp_path):
     log(tmp_path, 0, [("forward", 0, 10, 8), ("forward", 100, 30, 26)])
     log(tmp_path, 1, [("forward", 5, 20, 18), ("forward", 101, 20, 16)])
     result = open_timers(tmp_path).timers()
@@ -112,14 +110,14 @@ VERDICTS: dict[str, tuple[list[Stages], tuple[str, ...], tuple[str, int | None, 
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_who_is_late(name: str, tmp_path: Path) -> None:
+def test_who_is_late(name, tmp_path):
     ranks, collective, (severity, late_rank, score), reason = VERDICTS[name]
     verdict = timed(tmp_path, ranks, collective).verdict
     assert (verdict.severity, verdict.rank, reason in verdict.reason) == (severity, late_rank, True), verdict
     assert verdict.score == pytest.approx(score, rel=0.06) or name in ("one bad step", "sharded")
 
 
-def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_during_the_run_is_named(tmp_path):
     for rank in range(3):
         log(
             tmp_path,
@@ -130,7 +128,7 @@ def test_a_clock_that_is_set_during_the_run_is_named(tmp_path: Path) -> None:
     assert warning.startswith("the clock of rank 1 went 3600.00 s forward against the others' during the run")
 
 
-def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_told_is_said(tmp_path):
     log(tmp_path, 0, [("work", 0, 10, None), ("work", 20, 10, None)])
     assert open_timers(tmp_path).timers().verdict.reason == "a single rank cannot be compared"
     log(tmp_path, 1, [("work", 0, 10, None)])
@@ -141,7 +139,7 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     assert result.rows["cuda_total_ns"].isna().all()
 
 
-def test_a_rank_without_a_log_is_named(tmp_path: Path) -> None:
+def test_a_rank_without_a_log_is_named(tmp_path):
     for rank in (0, 3):
         log(tmp_path, rank, [("work", 0, 10, None)])
     assert open_timers(tmp_path).timers().warnings == ("no log of rank 1, 2: it is in none of the figures",)
@@ -155,7 +153,7 @@ def test_a_rank_without_a_log_is_named(tmp_path: Path) -> None:
         ("timer_rank0.log", "nothing\n", "no timer line"),
     ],
 )
-def test_bad_input_is_one_line(name: str | None, text: str, complaint: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(name, text, complaint, tmp_path):
     folder = tmp_path / "time_log"
     if name:
         folder.mkdir()
@@ -164,7 +162,7 @@ def test_bad_input_is_one_line(name: str | None, text: str, complaint: str, tmp_
         open_timers(folder).timers()
 
 
-def test_the_report_and_the_timeline(tmp_path: Path) -> None:
+def test_the_report_and_the_timeline(tmp_path):
     result = timed(tmp_path, of_waits([[50] * 25, [50] * 25, [20] * 25, [50] * 25]))
     console = Console(file=io.StringIO(), width=140)
     console.print(result)

@@ -1,7 +1,5 @@
 """Ten natural questions of docs/how-to/ask-in-python.md, asked as the page asks them."""
 
-from __future__ import annotations
-
 import lzma
 import re
 from pathlib import Path
@@ -24,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_questions_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_questions_of_the_page(folder, monkeypatch):
     monkeypatch.chdir(folder)
     found: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -40,7 +38,7 @@ def test_the_questions_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert found["slower"] == []  # it is the same capture twice
 
 
-def test_an_answer_is_a_sequence_of_rows(folder: Path) -> None:
+def test_an_answer_is_a_sequence_of_rows(folder):
     layers = nvprof_kit.open(folder / "run.sqlite").layers()
     rows = list(layers)
     assert len(layers) == len(rows) == len(layers.rows) and bool(layers)
@@ -54,7 +52,7 @@ def test_an_answer_is_a_sequence_of_rows(folder: Path) -> None:
         nvprof_kit.open(folder / "run.sqlite").kernels()["layers.2.up"]
 
 
-def test_polars_has_the_memory_of_arrow(folder: Path) -> None:
+def test_polars_has_the_memory_of_arrow(folder):
     polars = pytest.importorskip("polars")
     layers = nvprof_kit.open(folder / "run.sqlite").layers()
     frame = layers.to_polars()
@@ -62,7 +60,7 @@ def test_polars_has_the_memory_of_arrow(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", ["three", range(3, 9, 2), range(0)])
-def test_steps_that_are_no_range(folder: Path, steps: Any) -> None:
+def test_steps_that_are_no_range(folder, steps):
     with pytest.raises(nvprof_kit.UsageError, match="steps"):
         nvprof_kit.open(folder / "run.sqlite").layers(steps=steps)
 
@@ -74,7 +72,7 @@ def test_steps_that_are_no_range(folder: Path, steps: Any) -> None:
         *((question, "this answer has a single table; leave its name out") for question in ("layers", "advise")),
     ],
 )
-def test_a_table_that_is_not_there_is_named_with_those_that_are(folder: Path, question: str, sentence: str) -> None:
+def test_a_table_that_is_not_there_is_named_with_those_that_are(folder, question, sentence):
     capture = nvprof_kit.open(folder / "run.sqlite")
     result = capture.diff(capture) if question == "diff" else getattr(capture, question)()
     with pytest.raises(nvprof_kit.UsageError, match=f"nosuch: {sentence}"):

@@ -1,11 +1,8 @@
 """The doctor before a run: facts of a machine in, findings out; and how the facts are read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -37,7 +34,7 @@ def seen(machine: Machine, check: str) -> str:
     )
 
 
-def test_all_is_well() -> None:
+def test_all_is_well():
     assert found(WELL) == {}
     assert found(replace(WELL, program=Program("python", GOOD_PYTHON, "train()"))) == {}
 
@@ -64,7 +61,7 @@ def test_all_is_well() -> None:
         ({"free_bytes": {"/data": 10**7}}, "disk", "error"),
     ],
 )
-def test_a_finding_has_a_reason_and_a_remedy(change: dict[str, object], check: str, level: str) -> None:
+def test_a_finding_has_a_reason_and_a_remedy(change, check, level):
     machine = replace(WELL, **change)
     assert found(machine) == {check: level}
     assert all(finding.why and finding.fix for finding in examine_machine(machine) if finding.severity != "ok")
@@ -81,11 +78,11 @@ def test_a_finding_has_a_reason_and_a_remedy(change: dict[str, object], check: s
         (GOOD_PYTHON, "from torch.profiler import profile", "other profilers", "warning"),
     ],
 )
-def test_the_program(python: dict[str, str | None] | None, source: str, check: str, level: str) -> None:
+def test_the_program(python, source, check, level):
     assert found(replace(WELL, program=Program("python", python, source))) == {check: level}
 
 
-def test_nvtx_that_takes_an_old_nsys_for_absent() -> None:
+def test_nvtx_that_takes_an_old_nsys_for_absent():
     python = GOOD_PYTHON | {"cuda": "12.4"}
     machine = replace(WELL, nsys="2024.2.3", driver_cuda="12.5", program=Program("python", python))
     assert found(machine) == {"nvtx": "note"}
@@ -93,7 +90,7 @@ def test_nvtx_that_takes_an_old_nsys_for_absent() -> None:
     assert found(older) == {}
 
 
-def test_permission_is_a_matter_of_capabilities_and_of_where_one_is() -> None:
+def test_permission_is_a_matter_of_capabilities_and_of_where_one_is():
     closed = replace(WELL, counters_for_admin=True, perf_event_paranoid=4)
     assert found(replace(closed, capabilities=ADMIN)) == {}
     assert "NVreg_RestrictProfilingToAdminUsers=0" in seen(closed, "counters")
@@ -101,7 +98,7 @@ def test_permission_is_a_matter_of_capabilities_and_of_where_one_is() -> None:
     assert "sysctl -w kernel.perf_event_paranoid=2" in seen(closed, "CPU samples")
 
 
-def test_a_tool_older_than_the_driver() -> None:
+def test_a_tool_older_than_the_driver():
     assert "install nsys 2025.3, which is that of CUDA 13.0" in seen(replace(WELL, nsys="2024.2.3"), "nsys")
     # the driver says no CUDA, as in a container without its library: the branch 580 came with CUDA 13.0
     assert found(replace(WELL, nsys="2024.2.3", driver_cuda=None)) == {"nsys": "warning"}
@@ -109,12 +106,12 @@ def test_a_tool_older_than_the_driver() -> None:
     assert "install the ncu of CUDA 14.1, or a newer one" in seen(replace(WELL, driver_cuda="14.1"), "ncu")
 
 
-def test_an_nsys_that_is_named_wrongly_is_named() -> None:
+def test_an_nsys_that_is_named_wrongly_is_named():
     machine = replace(WELL, nsys=None, environment={"NSYS": "/opt/nowhere/nsys"})
     assert seen(machine, "nsys").startswith("NSYS=/opt/nowhere/nsys cannot be run")
 
 
-def test_what_is_known_of_an_old_nsys_is_said() -> None:
+def test_what_is_known_of_an_old_nsys_is_said():
     finding = next(one for one in examine_machine(replace(WELL, nsys="2023.4.4")) if one.title == "nsys")
     assert (
         "of a whole run it then loses nearly all kernels" in finding.why
@@ -145,7 +142,7 @@ def fake_run(command: Sequence[str]) -> str | None:
     return None
 
 
-def test_reading_a_machine(tmp_path: Path) -> None:
+def test_reading_a_machine(tmp_path):
     for name, text in {
         "proc/sys/kernel/perf_event_paranoid": "4\n",
         "proc/driver/nvidia/params": "RmLogonRC: 1\nRmProfilingAdminOnly: 1\n",
@@ -171,7 +168,7 @@ def test_reading_a_machine(tmp_path: Path) -> None:
     assert machine.program == Program("python3", GOOD_PYTHON, "import torch")
 
 
-def test_a_lock_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_of_another_user(tmp_path, monkeypatch):
     def lock() -> str:
         return read_machine(root=tmp_path, run=fake_run, environ={"TMPDIR": str(tmp_path)}).foreign_lock
 
@@ -182,14 +179,14 @@ def test_a_lock_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert lock() == str(tmp_path / "nsight-compute-lock")
 
 
-def test_a_machine_without_anything(tmp_path: Path) -> None:
+def test_a_machine_without_anything(tmp_path):
     machine = read_machine(["./serve"], root=tmp_path, run=lambda _: None, environ={})
     assert machine == Machine(free_bytes=machine.free_bytes, program=Program(missing=("./serve",)))
     assert found(machine)["program"] == "error"
     assert found(machine)["GPU"] == found(machine)["nsys"] == "error"
 
 
-def test_the_probe_runs_in_a_real_python() -> None:
+def test_the_probe_runs_in_a_real_python():
     import sys
 
     program = read_machine([sys.executable, "-m", "train"]).program
@@ -197,12 +194,12 @@ def test_the_probe_runs_in_a_real_python() -> None:
     assert program.versions["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def test_a_driver_without_its_smi() -> None:
+def test_a_driver_without_its_smi():
     machine = replace(WELL, gpus=(), driver_cuda=None)
     assert found(machine)["GPU"] == "warning" and "NVIDIA_DRIVER_CAPABILITIES" in seen(machine, "GPU")
 
 
-def test_a_container_s_note_leaves_counters_that_are_known_alone() -> None:
+def test_a_container_s_note_leaves_counters_that_are_known_alone():
     def why(machine: Machine) -> str:
         return next(finding.why for finding in examine_machine(machine) if finding.title == "container")
 

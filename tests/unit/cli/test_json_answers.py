@@ -1,7 +1,5 @@
 """Every answer in json describes its columns, and says why a value is missing."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from pathlib import Path
@@ -79,7 +77,7 @@ TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_describes_itself(name: str, place: dict[str, str]) -> None:
+def test_an_answer_describes_itself(name, place):
     said = answer(ANSWERS[name], place)
     schema = name.split(maxsplit=1)[0]
     assert (said["schema"], said["version"]) == (f"nvprof-kit/{schema}", 1)
@@ -102,13 +100,13 @@ def test_an_answer_describes_itself(name: str, place: dict[str, str]) -> None:
     assert missing == set(said["unknown"])  # each with its reason
 
 
-def test_every_answer_is_looked_at() -> None:
+def test_every_answer_is_looked_at():
     types = [getattr(nvprof_kit, name) for name in nvprof_kit.__all__]
     results = [one for one in types if isinstance(one, type) and issubclass(one, nvprof_kit.Result)]
     assert {name.split()[0] for name in ANSWERS} == {schema for one in results for schema in one.columns} | {"ranks"}
 
 
-def test_tables_that_need_several_ranks_say_why_they_are_empty() -> None:
+def test_tables_that_need_several_ranks_say_why_they_are_empty():
     alone = str(DATA / "ranks" / "ddp-layer.rank0-2024.2.sqlite.xz")
     said = json.loads(CliRunner().invoke(group, ["ranks", alone, "--format", "json"]).stdout)
     reason = "no collective was found on several ranks; name the captures of all ranks of a job"

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from nvprof_kit._result.result import RowOptions
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys):
     assert run("--version") == 0
     assert capsys.readouterr().out == f"nvprof-kit {nvprof_kit.__version__}\n"
 
 
-def test_no_verb_at_all_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_verb_at_all_shows_the_help(capsys):
     assert run() == 2
     assert "Read:" in capsys.readouterr().err
 
@@ -49,9 +48,7 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("path", [*leaves(group)], ids=" ".join)
-def test_every_verb_has_an_example_that_it_understands(
-    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_verb_has_an_example_that_it_understands(path, capsys):
     assert run(*path, "--help") == 0
     _, _, example = capsys.readouterr().out.partition("  Example:\n")
     words = shlex.split(example)
@@ -78,7 +75,7 @@ def test_every_verb_has_an_example_that_it_understands(
         ),
     ],
 )
-def test_a_wrong_call_is_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_call_is_one_line(argv, message, capsys):
     assert run(*argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     # click's wording differs a little from release to release
@@ -95,9 +92,7 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str, capsys: pytest.
         (KeyboardInterrupt(), 130, ""),
     ],
 )
-def test_exit_codes(
-    raised: BaseException, status: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_codes(raised, status, line, monkeypatch, capsys):
     def fail() -> None:
         raise raised
 
@@ -106,9 +101,7 @@ def test_exit_codes(
     assert capsys.readouterr().err.strip() == line
 
 
-def test_a_defect_is_one_line_that_names_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_defect_is_one_line_that_names_its_traceback(monkeypatch, capsys, tmp_path):
     def fail() -> None:
         raise ZeroDivisionError("\x1b[31mnothing\nat all")
 
@@ -138,12 +131,12 @@ main()
 
 
 @pytest.mark.parametrize("module", ["click", "nvprof_kit._cli.verbs.reading", "nvprof_kit._api.capture"])
-def test_ctrl_c_while_modules_are_imported_ends_quietly(module: str) -> None:
+def test_ctrl_c_while_modules_are_imported_ends_quietly(module):
     done = execute(sys.executable, "-c", INTERRUPTED, module)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")
 
 
-def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
+def test_an_interrupt_that_is_ignored_stays_ignored():
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED
     done = execute(sys.executable, "-c", ignoring, "click")
     assert done.returncode == 2 and "nothing.sqlite" in done.stderr
@@ -161,9 +154,7 @@ def deepest(
     return self.layers(depth=1 if level == "block" else None, **rows)
 
 
-def test_a_new_verb_is_one_entry(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_verb_is_one_entry(monkeypatch, tmp_path, capsys):
     """Its name, place in the help, options, formats and example come from the declaration and the method alone."""
     monkeypatch.setattr(group, "commands", dict(group.commands))
     monkeypatch.setattr(READ, "commands", [*READ.commands])
@@ -184,7 +175,7 @@ def test_a_new_verb_is_one_entry(
     assert run("deepest", capture, "--level", "seam") == 2
 
 
-def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path: Path) -> None:
+def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path):
     file = NsysFile(tmp_path / "run[b].sqlite")
     file.range_("layers.0", 100, 200, category="forward")
     file.kernel(300, 330, launched=(110, 115))
@@ -210,11 +201,11 @@ def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path: P
         ("python -c print(1)", "python"),
     ],
 )
-def test_a_report_is_called_as_its_program(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_called_as_its_program(command, name, capsys):
     assert run("profile", "-n", "--", *command.split()) == 0
     assert re.search(rf"--output={re.escape(name)}-\d{{8}}-\d{{6}} ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_a_shell_has_its_script(shell: str) -> None:
+def test_a_shell_has_its_script(shell):
     assert "_NVPROF_KIT_COMPLETE" in execute(*NVPROF_KIT, _NVPROF_KIT_COMPLETE=f"{shell}_source").stdout

@@ -1,7 +1,5 @@
 """No verb writes its answer over what it was made of, by whatever name; the exit status is 2 and the file as it was."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -90,7 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "scrub run.sqlite -o run.sqlite",
     ],
 )
-def test_an_answer_is_never_written_over_an_input(folder: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_is_never_written_over_an_input(folder, line, capsys):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(SystemExit) as end:
         main(line.split())
@@ -132,7 +130,7 @@ def capture(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "name", ["-rf", "--help", "a\nb", "\x1b[31mx", "$(id)'\"", "=1+1", "%d", "x?mode=rw#", "<b>", "u\udcff"]
 )
-def test_a_file_of_any_name(name: str, capture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_any_name(name, capture, capsys):
     file = capture.with_name(f"{name}.sqlite")
     try:
         shutil.copy(capture, file)
@@ -151,7 +149,7 @@ def test_a_file_of_any_name(name: str, capture: Path, capsys: pytest.CaptureFixt
         assert f"{os.sep}<b>.sqlite" not in Path(f"{out}.html").read_text(encoding="utf-8")
 
 
-def test_layers_of_any_name(capture: Path, tmp_path: Path) -> None:
+def test_layers_of_any_name(capture, tmp_path):
     for suffix in ("csv", "md"):
         assert run("layers", capture, "-o", tmp_path / f"o.{suffix}") == 0
     assert run("report", capture, "-o", tmp_path / "o.html") == 0
@@ -169,7 +167,7 @@ def test_layers_of_any_name(capture: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["layers", "plot"])
-def test_plots_show_any_name_as_it_is(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plots_show_any_name_as_it_is(verb, tmp_path, capsys):
     file = NsysFile(tmp_path / "run.sqlite")
     for number, name in enumerate((*LAYERS, "layers.$\\foo$", "$\\frac{$", "x$$y")):  # no formulas
         at = 1000 * number
@@ -183,7 +181,7 @@ def test_plots_show_any_name_as_it_is(verb: str, tmp_path: Path, capsys: pytest.
     ElementTree.parse(tmp_path / "o.svg")  # XML has no control characters
 
 
-def test_json_has_no_control_characters(capture: Path, tmp_path: Path) -> None:
+def test_json_has_no_control_characters(capture, tmp_path):
     assert run("layers", capture, "-o", tmp_path / "o.json") == 0
     text = (tmp_path / "o.json").read_bytes()
     assert not any(one.encode() in text for one in ("\x1b[31m", "\x9b31m", "\u202e"))

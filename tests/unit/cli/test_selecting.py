@@ -1,7 +1,5 @@
 """Which rows of an answer are shown: --where, --sort, --top, --fold, --columns, and which steps they are of."""
 
-from __future__ import annotations
-
 import csv
 import io
 import lzma
@@ -66,14 +64,14 @@ def labels(text: str) -> list[str]:
     ]
 
 
-def test_equal_blocks_fold_where_there_are_many(capture: str) -> None:
+def test_equal_blocks_fold_where_there_are_many(capture):
     text = table("layers", capture)
     assert labels(text) == ["layers.0-2,4-9 x9", "mlp x9", "layers.3", "mlp"]
     assert "forward +133 %" in text  # 350 beside 150
     assert len(labels(table("layers", capture, "--no-fold"))) == 20
 
 
-def test_where_sort_and_top(capture: str) -> None:
+def test_where_sort_and_top(capture):
     assert labels(table("layers", capture, "--where", "*.mlp")) == ["layers.0-9.mlp x10"]
     assert labels(table("layers", capture, "--where", "layers.3*")) == ["layers.3", "layers.3.mlp"]
     text = table("layers", capture, "--no-fold", "--sort", "gpu_total", "--top", "2")
@@ -94,12 +92,12 @@ def test_where_sort_and_top(capture: str) -> None:
         (("--columns", "class", "--by", "step"), "--columns splits the time of all steps"),
     ],
 )
-def test_what_cannot_be_selected(words: tuple[str, ...], said: str, capture: str) -> None:
+def test_what_cannot_be_selected(words, said, capture):
     done = CliRunner().invoke(group, ["layers", capture, *words])
     assert isinstance(done.exception, UsageError) and str(done.exception).startswith(said)
 
 
-def test_kernel_classes_are_columns(capture: str) -> None:
+def test_kernel_classes_are_columns(capture):
     first = rows("layers", capture, "--columns", "class")[0]
     assert (first["layer"], first["class_gemm_ns"], first["class_attention_ns"]) == ("layers.0", "300", "0")
     text = table("layers", capture, "--columns", "class", "--no-fold")
@@ -110,7 +108,7 @@ def test_kernel_classes_are_columns(capture: str) -> None:
     assert lines[head + 2].split()[:6] == ["layers.0", "1", "100", "ns", "50", "ns"]
 
 
-def test_an_engines_steps_are_phases(tmp_path: Path) -> None:
+def test_an_engines_steps_are_phases(tmp_path):
     file = NsysFile(tmp_path / "engine.sqlite")
     steps = {"execute_context_2(9)_generation_0(0)": "prefill", "step[DECODE bs=2]": "decode"}
     steps |= {"execute_88_context_1(sq8sk8)_generation_3(sq3)": "mixed", "execute_diffusion_1_256x256": "other"}
@@ -123,7 +121,7 @@ def test_an_engines_steps_are_phases(tmp_path: Path) -> None:
     assert [layer[f"during_{phase}_ns"] for phase in steps.values()] == ["10", "11", "12", "13"]
 
 
-def test_one_process_of_several(tmp_path: Path) -> None:
+def test_one_process_of_several(tmp_path):
     file = NsysFile(tmp_path / "job.sqlite")
     for pid, length in ((500, 30), (400, 50)):  # the ranks are in the order of their devices
         file.range_("layers.0", 0, 900, category="forward", pid=pid)
@@ -153,7 +151,7 @@ def first_words(text: str) -> list[str]:
          "encoder.layers.0-27 x28", True),
     ],
 )  # fmt: skip
-def test_every_table_of_layers_folds(line: str, blocks: str, by_default: bool) -> None:
+def test_every_table_of_layers_folds(line, blocks, by_default):
     words, (block, count) = on_data(line), blocks.split(" x")
     text = table(*words, "--fold")
     folded, whole = first_words(text), first_words(table(*words))
@@ -185,9 +183,7 @@ JOB = " ".join(f"ranks/ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_ranked_tables_fold_too(
-    line: str, said: list[str], into: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranked_tables_fold_too(line, said, into, tmp_path, monkeypatch):
     """Tables that are ranked by cost and have other columns beside the layer."""
     monkeypatch.chdir(tmp_path)
     Path("run.pickle").write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
@@ -201,7 +197,7 @@ def test_ranked_tables_fold_too(
     assert into <= {row["folded_into"] for row in marked}
 
 
-def test_folded_figures_are_those_of_all_the_blocks() -> None:
+def test_folded_figures_are_those_of_all_the_blocks():
     result = nvprof_kit.open(DATA / "flops" / "llama12-2024.2.sqlite.xz").flops().selected(fold=True)
     told = result.printed()
     (row,) = told[(told["layer"] == "model.layers.0-11") & (told["phase"] == "backward")].to_dict("records")
@@ -214,13 +210,13 @@ def test_folded_figures_are_those_of_all_the_blocks() -> None:
     assert (row["min_ns"], row["max_ns"]) == (busy.min(), busy.max())
 
 
-def test_sorting_tables_of_which_one_has_the_column(capture: str) -> None:
+def test_sorting_tables_of_which_one_has_the_column(capture):
     assert "Launches" in table("breakdown", capture, "--sort", "short_ops")
     done = CliRunner().invoke(group, ["breakdown", capture, "--sort", "colour"])
     assert "no such column" in str(done.exception)
 
 
-def test_metrics_timers_memory_and_plots_of_some_steps(capture: str, tmp_path: Path) -> None:
+def test_metrics_timers_memory_and_plots_of_some_steps(capture, tmp_path):
     path = str(DATA / "metrics" / "llama-2023.4.sqlite.xz")
     whole, some = ({row["layer"]: int(row["busy_ns"]) for row in rows("metrics", path, *words)} for words in (
         (), ("--steps", "+1:")))  # fmt: skip
@@ -244,7 +240,7 @@ def test_metrics_timers_memory_and_plots_of_some_steps(capture: str, tmp_path: P
     assert len(by_step) > 1 and rows("memory", str(pickled), "--by", "step", "--steps", "+1:") == by_step[1:]
 
 
-def test_issues_come_once_the_severest_first_and_what_is_small_is_not_printed() -> None:
+def test_issues_come_once_the_severest_first_and_what_is_small_is_not_printed():
     issues = [
         Issue("open-ranges", "note", 0.2, "3 ranges were still open"),
         Issue("outside-steps", "note", 0.009, "42 of 4,713 operations are outside steps"),

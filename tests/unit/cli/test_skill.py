@@ -1,7 +1,5 @@
 """The commands of SKILL.md, run as they stand there on captures whose answers are known, read as it says."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -93,22 +91,20 @@ ANSWERS: list[tuple[str, tuple[str, ...], Callable[[Rows], bool]]] = [
 
 
 @pytest.mark.parametrize(("question", "captures", "right"), ANSWERS)
-def test_a_question(
-    question: str, captures: tuple[str, ...], right: Callable[[Rows], bool], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_question(question, captures, right, capsys):
     _, out, _ = ask(capsys, question, *captures)
     assert right(rows_of(out))
 
 
 @pytest.mark.parametrize(("job", "rank"), [("ddp-layer", 1), ("ddp-none", None)])
-def test_which_rank_is_slow(job: str, rank: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_rank_is_slow(job, rank, capsys):
     _, out, _ = ask(capsys, "Which rank is slow?", *(f"ranks/{job}.rank{number}-2024.2" for number in (0, 1)))
     verdict = json.loads(out)["verdict"]
     assert verdict["rank"] == rank
     assert rank is None or (verdict["layer"], verdict["cause"]) == ("model.layers.2.mlp", "more_work")
 
 
-def test_ten_questions_with_a_command_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ten_questions_with_a_command_each(capsys):
     assert len(COMMANDS) == 10 and {question for question, *_ in ANSWERS} == {*COMMANDS} - {"Which rank is slow?"}
     assert {shlex.split(command)[1] for command in COMMANDS.values()} <= set(group.commands)
     head = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", TEXT)

@@ -1,7 +1,5 @@
 """What verbs write, in which form and where it goes; and what they refuse, in one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shlex
@@ -50,21 +48,19 @@ LAYERS = [
 """The columns of the contract, and the rows of `capture`."""
 
 
-def test_csv_has_the_columns_of_the_contract(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_has_the_columns_of_the_contract(capture, capsys):
     assert answer(capsys, "layers", capture, "--format", "csv").splitlines() == LAYERS
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "md"])
-def test_several_captures_in_one_table(form: str, capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_captures_in_one_table(form, capture, capsys):
     out = answer(capsys, "layers", capture, capture, "--format", form)
     # two rows of each; the warning, which is the same of both, and in json what it was made of
     assert out.count(capture) == {"csv": 4, "md": 5, "json": 7}[form]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "json", "md", "txt"])
-def test_the_file_holds_what_stdout_would(
-    suffix: str, capture: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_holds_what_stdout_would(suffix, capture, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # the width of stdout alone
     printed = answer(capsys, "layers", capture, "--format", "table" if suffix == "txt" else suffix)
     path = Path(f"out.{suffix}")
@@ -73,7 +69,7 @@ def test_the_file_holds_what_stdout_would(
     assert path.read_text(encoding="utf-8") == printed
 
 
-def test_what_has_no_place_for_warnings_leaves_them_on_stderr(capture: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_place_for_warnings_leaves_them_on_stderr(capture, capsys):
     """The table ends with them; data and pictures are data and pictures alone."""
     run("layers", capture)
     table = capsys.readouterr()
@@ -94,14 +90,14 @@ def test_what_has_no_place_for_warnings_leaves_them_on_stderr(capture: str, caps
 
 
 @pytest.mark.parametrize("stderr", ["/dev/full", "|true"])
-def test_a_stderr_that_takes_nothing_changes_no_status(stderr: str, capture: str) -> None:
+def test_a_stderr_that_takes_nothing_changes_no_status(stderr, capture):
     words = [sys.executable, "-m", "nvprof_kit", "layers", capture, "-o", "a.csv"]
     where = f"2>&1 >/dev/null {stderr}" if stderr.startswith("|") else f"2>{stderr}"
     done = subprocess.run(["bash", "-c", f"{shlex.join(words)} {where}; exit ${{PIPESTATUS[0]}}"], check=False)
     assert done.returncode == 0 and Path("a.csv").stat().st_size
 
 
-def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_is_not_for_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     with pytest.raises(UsageError, match=r"with -o \(.*\.parquet"):
         Output.of("parquet", None)
@@ -134,9 +130,7 @@ def test_parquet_is_not_for_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ncu plan RUN --script /no/folder/plan.sh", "cannot write it"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    words: str, complaint: str, capture: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_done_is_one_line(words, complaint, capture, capsys):
     files = {"CAPTURE": capture, "PLAN": PLAN, "RUN": RUN}
     assert run(*(files.get(word, word) for word in words.split())) == 2
     captured = capsys.readouterr()
@@ -147,7 +141,7 @@ def test_what_cannot_be_done_is_one_line(
 # ---------------------------------------------------------------- export and plot
 
 
-def test_the_suffix_decides_whether_a_trace_is_packed(capture: str) -> None:
+def test_the_suffix_decides_whether_a_trace_is_packed(capture):
     assert run("export", capture, "-o", "trace.json") == run("export", capture, "-o", "trace.json.gz") == 0
     assert json.loads(Path("trace.json").read_bytes()) == json.loads(
         gzip.decompress(Path("trace.json.gz").read_bytes())
@@ -155,13 +149,13 @@ def test_the_suffix_decides_whether_a_trace_is_packed(capture: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["--format json -o t.bin", "--steps 7 -o t.json"])
-def test_a_format_and_a_choice_of_steps(words: str, capture: str) -> None:
+def test_a_format_and_a_choice_of_steps(words, capture):
     assert run("export", capture, *words.split()) == 0
     events = json.loads(Path(words.rsplit(maxsplit=1)[-1]).read_bytes())["traceEvents"]
     assert [event["name"] for event in events if event.get("cat") == "step"] == ["step 7"]
 
 
-def test_ranges_of_another_program_by_rules(tmp_path: Path) -> None:
+def test_ranges_of_another_program_by_rules(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("block=3", 100, 200, category=None, domain="theirs")
     file.kernel(300, 330, launched=(110, 115))
@@ -176,7 +170,7 @@ def test_ranges_of_another_program_by_rules(tmp_path: Path) -> None:
         assert text in words[-1].read_text()
 
 
-def test_several_ranks_stand_beside_each_other_on_one_clock(tmp_path: Path) -> None:
+def test_several_ranks_stand_beside_each_other_on_one_clock(tmp_path):
     # the clock of rank 1 is 5 ms ahead; both all-reduces end at 18 ms of their step on the true clock
     captures = [tiny_ranks.capture(tmp_path, rank, shift=5_000_000 * rank) for rank in (0, 1)]
     assert run("export", *captures, "-o", tmp_path / "job.json") == 0
@@ -198,19 +192,19 @@ def test_several_ranks_stand_beside_each_other_on_one_clock(tmp_path: Path) -> N
 # ---------------------------------------------------------------- ncu
 
 
-def test_layers_of_ncu_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_of_ncu_as_a_table(capsys):
     out = answer(capsys, "ncu", "layers", PLAN, "--capture", RUN, "--depth", 3, "--no-fold")
     assert "71 measured kernels" in out
     assert "they stand for 80.8 % of its 28.06 ms of GPU time" in out
     assert "model.layers.11" in out and "model.layers.11.mlp" not in out
 
 
-def test_several_reports_are_one_table() -> None:
+def test_several_reports_are_one_table():
     alone, both = (nvprof_kit.open_ncu(*[NCU / "own-2025.3.csv.xz"] * count).layers() for count in (1, 2))
     assert (both.measured, both.gpu_ns) == (2 * alone.measured, 2 * alone.gpu_ns)
 
 
-def test_plan_writes_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_plan_writes_its_script(capsys, tmp_path):
     script = tmp_path / "plan.sh"
     out = answer(capsys, "ncu", "plan", RUN, "--every-layer", "--script", script)
     assert "89 launches represent 90.3 % of the GPU time" in out

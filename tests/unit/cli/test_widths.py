@@ -1,7 +1,5 @@
 """No figure is cut at any width: texts are shortened and columns go, in every verb's tables."""
 
-from __future__ import annotations
-
 import io
 import json
 import lzma
@@ -100,9 +98,7 @@ def printed(grid: Grid, width: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ANSWERS)
-def test_every_figure_that_is_shown_is_whole(
-    name: str, width: int, answers: dict[str, Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_figure_that_is_shown_is_whole(name, width, answers, monkeypatch):
     found = tables(answers[name])
     assert found or name == "advise"
     for grid in found:
@@ -123,9 +119,7 @@ def test_every_figure_that_is_shown_is_whole(
 
 @pytest.mark.parametrize("width", (60, 80, 120))
 @pytest.mark.parametrize("name", ANSWERS)
-def test_no_line_is_longer_than_the_terminal(
-    name: str, width: int, answers: dict[str, Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_line_is_longer_than_the_terminal(name, width, answers, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     print_to(terminal := Terminal(), answers[name].parts())
     shown = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue()).splitlines()
@@ -133,9 +127,7 @@ def test_no_line_is_longer_than_the_terminal(
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_warnings_come_once_behind_the_table_and_are_the_same_in_every_form(
-    name: str, answers: dict[str, Result]
-) -> None:
+def test_warnings_come_once_behind_the_table_and_are_the_same_in_every_form(name, answers):
     result, said = answers[name], [issue for issue in in_order(answers[name].warnings) if issue.printed]
     parts = list(result.parts())
     lines = [str(part) for part in parts if isinstance(part, Text) and str(part).startswith("! ")]
@@ -156,7 +148,7 @@ NAMED = ("eager-2024.2", "hooks-ddp-2024.2", "compile-model-2024.2", "flops/llam
 
 @pytest.mark.parametrize("width", (None, 60, 80, 100, 120))
 @pytest.mark.parametrize("name", NAMED)
-def test_names_that_are_cut_stay_different(name: str, width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_cut_stay_different(name, width, monkeypatch):
     """Kernels that share 30 letters, such as those of foreach optimizers, are told apart; a pipe cuts nothing."""
     summary = opened(name).summary("kernel", top=1000)
     monkeypatch.setenv("COLUMNS", str(width)) if width else monkeypatch.delenv("COLUMNS", raising=False)
@@ -169,7 +161,7 @@ def test_names_that_are_cut_stay_different(name: str, width: int | None, monkeyp
     assert width or not [name for name in names if "…" in name]
 
 
-def test_where_no_figure_fits_the_names_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_figure_fits_the_names_are_left(monkeypatch):
     grid = tables(nvprof_kit.open(DATA / "flops" / "llama12-2024.2.sqlite.xz").flops())[0]
     names, _, gone = printed(grid, 30, monkeypatch).partition("Too wide for 30 columns: ")
     assert max(map(cell_len, names.splitlines())) <= 30
@@ -177,11 +169,11 @@ def test_where_no_figure_fits_the_names_are_left(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["pieces-capture", "qwen3-capture"])
-def test_equal_blocks_in_one_line_are_explained_with_and_without_times(name: str) -> None:
+def test_equal_blocks_in_one_line_are_explained_with_and_without_times(name):
     text = str(nvprof_kit.open(DATA / f"replays/{name}.json.xz").layers())
     assert re.search(r" x\d ", text) and "\nxN: equal blocks in one line" in text
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_notebook_shows_every_answer(name: str, answers: dict[str, Result]) -> None:
+def test_a_notebook_shows_every_answer(name, answers):
     assert answers[name]._repr_html_().startswith("<pre")

@@ -1,7 +1,5 @@
 """A capture of nsys in which nothing ran on a GPU: `layers` tells the CPU's times, all else what is missing."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 
@@ -28,7 +26,7 @@ def capture(path: Path, *, calls: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_layers_gives_the_cpus_times(calls: bool, tmp_path: Path) -> None:
+def test_layers_gives_the_cpus_times(calls, tmp_path):
     opened = nvprof_kit.open(capture(tmp_path / "run.sqlite", calls=calls))
     result = opened.layers()
     rows = result.to_frame().set_index("layer")
@@ -40,9 +38,7 @@ def test_layers_gives_the_cpus_times(calls: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "verb", ["breakdown", "summary", "advise", "export", "report", "metrics", "flops", "diff", "ncu plan"]
 )
-def test_every_other_verb_says_what_is_missing_in_one_line(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_other_verb_says_what_is_missing_in_one_line(verb, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = str(capture(tmp_path / "run.sqlite"))
     more = [path] if verb == "diff" else ["-o", "out.json.gz"] if verb == "export" else []

@@ -1,7 +1,5 @@
 """Every verb says of a file that it does not read what that is, and which verb reads it."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import pickle
@@ -95,7 +93,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_says_what_it_cannot_read(verb: str, files: Path) -> None:
+def test_a_verb_says_what_it_cannot_read(verb, files):
     for name in SAID.keys() - VERBS[verb]:
         words = verb.format(files / "run.sqlite").replace("OUT", str(files / "out")).split()
         done = CliRunner().invoke(group, [*words, str(files / name)])
@@ -104,7 +102,7 @@ def test_a_verb_says_what_it_cannot_read(verb: str, files: Path) -> None:
         assert "\n" not in str(done.exception)
 
 
-def test_every_verb_that_reads_files_is_tried() -> None:
+def test_every_verb_that_reads_files_is_tried():
     other = {"profile", "session", "record", "recipes", "ncu", "ranks"}
     tried = {verb.split()[0] for verb in VERBS}
     known = set(group.commands)
@@ -113,7 +111,7 @@ def test_every_verb_that_reads_files_is_tried() -> None:
     )
 
 
-def test_what_is_not_known_is_left_to_its_reader(tmp_path: Path) -> None:
+def test_what_is_not_known_is_left_to_its_reader(tmp_path):
     (tmp_path / "a").write_bytes(b"\x00\x01\x02")
     (tmp_path / "torn.json.gz").write_bytes(b"\x1f\x8b\x08\x00")
     for name in ("a", "torn.json.gz", "missing"):
@@ -121,7 +119,7 @@ def test_what_is_not_known_is_left_to_its_reader(tmp_path: Path) -> None:
         assert message.startswith(str(tmp_path / name)) and not any(sentence in message for sentence in SAID.values())
 
 
-def test_doctor_does_not_take_a_script_for_a_capture(tmp_path: Path) -> None:
+def test_doctor_does_not_take_a_script_for_a_capture(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
     done = CliRunner().invoke(group, ["doctor", "--", "python", str(tmp_path / "train.py")])
     assert not isinstance(done.exception, CaptureError)
@@ -135,9 +133,7 @@ def test_doctor_does_not_take_a_script_for_a_capture(tmp_path: Path) -> None:
         (["run.sqlite", "--measure", "."], 2, "measures this machine, not a capture"),
     ],
 )
-def test_doctor_has_nothing_to_measure(
-    words: list[str], code: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_has_nothing_to_measure(words, code, line, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.sqlite").write_bytes(b"SQLite format 3\x00")

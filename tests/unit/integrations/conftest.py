@@ -1,7 +1,5 @@
 """A loop's ranges, written down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """``NVPROF_KIT_ANNOTATE=1``: a program without a line of ours, in the process and its workers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -45,7 +43,7 @@ def told(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("steps", [3, 1])
-def test_a_step_is_counted_without_a_line(tmp_path: Path, steps: int) -> None:
+def test_a_step_is_counted_without_a_line(tmp_path, steps):
     counts = tmp_path / "run.flops.json"
     program = PROGRAM.replace("counting(8, 17)", f"counting({4 * steps}, 17)")
     done = run("-c", program, NVPROF_KIT="on", NVPROF_KIT_COUNT=str(counts))
@@ -71,7 +69,7 @@ def test_a_step_is_counted_without_a_line(tmp_path: Path, steps: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["", "0:1", "3:5"])
-def test_record_counts_a_step_before_inside_or_after_the_recorded_ones(tmp_path: Path, schedule: str) -> None:
+def test_record_counts_a_step_before_inside_or_after_the_recorded_ones(tmp_path, schedule):
     trace, program = tmp_path / "run.json.gz", PROGRAM.replace("counting(8, 17)", "counting(24, 17)")
     options = ["--count", "--annotate", *(["--schedule", schedule] if schedule else [])]
     done = run("-m", "nvprof_kit", "record", *options, "-o", str(trace), "--", sys.executable, "-c", program)
@@ -81,7 +79,7 @@ def test_record_counts_a_step_before_inside_or_after_the_recorded_ones(tmp_path:
     assert rows.loc[("layers.1.mlp", "backward"), "flops"] > 0
 
 
-def test_record_says_that_nothing_was_counted_and_replaces_counts_only_by_force(tmp_path: Path) -> None:
+def test_record_says_that_nothing_was_counted_and_replaces_counts_only_by_force(tmp_path):
     record = ["-m", "nvprof_kit", "record", "--count", "-o", str(tmp_path / "run.json"), "--", sys.executable, "-c"]
     done = run(*record, "import torch; torch.ones(2, 2) @ torch.ones(2, 2)")
     assert done.returncode == 0 and "nothing was counted: the program ran no second step" in done.stderr
@@ -92,7 +90,7 @@ def test_record_says_that_nothing_was_counted_and_replaces_counts_only_by_force(
     assert (tmp_path / "run.flops.json").read_text() == "{}"
 
 
-def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
+def test_a_training_is_ranged_without_a_line(tmp_path):
     trace = tmp_path / "run.json.gz"
     record = ["-m", "nvprof_kit", "record", "-o", str(trace), "--"]
     done = run(*record, sys.executable, "-c", PROGRAM)
@@ -113,7 +111,7 @@ def test_a_training_is_ranged_without_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_without_a_model_is_told_so_once() -> None:
+def test_a_program_without_a_model_is_told_so_once():
     child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
     done = run("-c", child)
     assert done.returncode == 0, done.stderr
@@ -123,20 +121,20 @@ def test_a_program_without_a_model_is_told_so_once() -> None:
     assert told(done) == [f"nvprof-kit annotate: {nothing}"]
 
 
-def test_a_program_without_torch_starts_as_without_us(tmp_path: Path) -> None:
+def test_a_program_without_torch_starts_as_without_us(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('their own')")
     done = run("-c", "import sys; print(sys.argv, 'torch' in sys.modules)", PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert (done.returncode, done.stdout, done.stderr) == (0, "their own\n['-c'] False\n", "")
 
 
-def test_a_python_without_the_package_says_so(tmp_path: Path) -> None:
+def test_a_python_without_the_package_says_so(tmp_path):
     command = [sys.executable, "-S", "-c", "import sitecustomize; print('ran')"]
     done = execute(*command, cwd=tmp_path, NVPROF_KIT_ANNOTATE="1", PYTHONPATH=str(SITE))
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "has no nvprof_kit" in done.stderr
 
 
-def test_the_environment_keeps_what_is_there() -> None:
+def test_the_environment_keeps_what_is_there():
     first = environment({"PYTHONPATH": "/a:/b"})
     assert first == {"NVPROF_KIT_ANNOTATE": "1", "PYTHONPATH": f"{SITE}:/a:/b"}
     assert environment(first) == first
@@ -145,7 +143,7 @@ def test_the_environment_keeps_what_is_there() -> None:
 
 @STACKS
 @pytest.mark.slow
-def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
+def test_a_recording_with_stacks_knows_the_modules(tmp_path):
     """PyTorch's tracer of Python takes the callable of every module by the code of ``nn.Module.__call__``."""
     trace = tmp_path / "run.json.gz"
     record = ["-m", "nvprof_kit", "record", "--detail", "stacks", "-o", str(trace), "--"]
@@ -158,7 +156,7 @@ def test_a_recording_with_stacks_knows_the_modules(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @STACKS
-def test_rows_of_stacks_have_the_names_of_the_model(tmp_path: Path) -> None:
+def test_rows_of_stacks_have_the_names_of_the_model(tmp_path):
     """PyTorch names a module by class and number; a model that the program does not annotate is annotated."""
     program = "from torch import nn, ones; nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))(ones(1, 512))"
     found = {}

@@ -5,8 +5,6 @@ has them read from there, else an installed package is read. Files that import n
 rest is parsed.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os
@@ -17,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.ranges.sink import Outline
 from torch import nn
 
 from nvprof_kit.integrations import _host as serving
@@ -70,7 +67,7 @@ def batch(**tokens: int) -> SimpleNamespace:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = ModuleType("runners")
-    module.GPUModelRunner = type("GPUModelRunner", (), dict(vars(GPUModelRunner)))  # type: ignore[attr-defined]
+    module.GPUModelRunner = type("GPUModelRunner", (), dict(vars(GPUModelRunner)))
     for name in vllm.RUNNERS:
         monkeypatch.setitem(sys.modules, name, module if name == vllm.RUNNERS[0] else ModuleType(name))
     monkeypatch.setitem(sys.modules, vllm.RUNNERS[1], SimpleNamespace(GPUModelRunner=type("Other", (), {})))
@@ -80,7 +77,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module.GPUModelRunner()
 
 
-def test_vllm_steps_are_prefill_or_decode(heard: Outline, runner: Any) -> None:
+def test_vllm_steps_are_prefill_or_decode(heard, runner):
     runner.load_model()
     for scheduled in (batch(a=7), batch(a=1), batch(a=1, b=9), batch()):
         runner.execute_model(scheduled)
@@ -90,7 +87,7 @@ def test_vllm_steps_are_prefill_or_decode(heard: Outline, runner: Any) -> None:
     assert heard.under("decode") == ["Model", "layers.0", "layers.1"]
 
 
-def test_layers_in_a_graph_are_named_by_its_batch_size(heard: Outline, runner: Any) -> None:
+def test_layers_in_a_graph_are_named_by_its_batch_size(heard, runner):
     runner.load_model()
     runner._warmup_and_capture(SimpleNamespace(num_tokens=8))
     runner.execute_model(batch(a=1))
@@ -100,7 +97,7 @@ def test_layers_in_a_graph_are_named_by_its_batch_size(heard: Outline, runner: A
     assert heard.under("decode")[:2] == ["Model", "layers.0"]
 
 
-def test_sglang_steps(heard: Outline) -> None:
+def test_sglang_steps(heard):
     runner = type("ModelRunner", (), {"model": Model()})()
     sglang.load_model(lambda _runner: None, runner)
     for mode in ("EXTEND", "DECODE", "MIXED"):
@@ -116,7 +113,7 @@ def test_sglang_steps(heard: Outline) -> None:
     assert heard.under("capture")[0] == "graph4.Model"
 
 
-def test_megatron_bridge(heard: Outline) -> None:
+def test_megatron_bridge(heard):
     model = Model()
     context = SimpleNamespace(model=[model], state=SimpleNamespace(train_state=SimpleNamespace(step=7)))
     callback = megatron.LayerCallback()
@@ -134,7 +131,7 @@ def test_megatron_bridge(heard: Outline) -> None:
     assert heard.outline == ["step 7", *step, "step 8", *step, "eval"]
 
 
-def test_megatron_lm(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_lm(heard, monkeypatch):
     model = Model()
     training = ModuleType(megatron.TRAINING)
 
@@ -142,7 +139,7 @@ def test_megatron_lm(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
         chunks[0](torch.randn(2, 4)).sum().backward()
         return "loss"
 
-    training.train_step, training.evaluate = train_step, lambda: None  # type: ignore[attr-defined]
+    training.train_step, training.evaluate = train_step, lambda: None
     monkeypatch.setitem(sys.modules, megatron.TRAINING, training)
     layers = megatron.annotate_training()
     assert [training.train_step(None, None, [model], iteration=number) for number in (4, 5)] == ["loss"] * 2
@@ -151,11 +148,11 @@ def test_megatron_lm(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard.outline == ["step 4", "  forward", "  backward", "step 5", "  forward", "  backward"]
 
 
-def test_megatron_without_a_recording_wraps_the_backward_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_without_a_recording_wraps_the_backward_step_once(monkeypatch):
     schedules, training = ModuleType(megatron.SCHEDULES), ModuleType(megatron.TRAINING)
-    schedules.backward_step = backward_step = lambda: "gradients"  # type: ignore[attr-defined]
-    training.train_step = lambda *_given, **_named: schedules.backward_step()  # type: ignore[attr-defined]
-    training.evaluate = lambda: None  # type: ignore[attr-defined]
+    schedules.backward_step = backward_step = lambda: "gradients"
+    training.train_step = lambda *_given, **_named: schedules.backward_step()
+    training.evaluate = lambda: None
     for module in (schedules, training):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     layers = megatron.annotate_training(schedule="off")
@@ -164,7 +161,7 @@ def test_megatron_without_a_recording_wraps_the_backward_step_once(monkeypatch: 
     assert len(set(wrapped)) == 1 and schedules.backward_step is backward_step
 
 
-def test_nothing_is_wrapped_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_wrapped_while_nobody_listens(monkeypatch):
     monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
     finders = list(sys.meta_path)
     vllm.register()
@@ -243,7 +240,7 @@ torchtitan trainer.py model_parts gradient_accumulation_steps
 
 
 @pytest.mark.parametrize("line", WRAPPED.strip().splitlines())
-def test_a_package_has_what_is_wrapped(line: str) -> None:
+def test_a_package_has_what_is_wrapped(line):
     package, path, owner, *names = line.split()
     there = signatures(source(package, path))
     wrapped = [name if owner == "-" else f"{owner}.{name}" for name in names]
@@ -251,20 +248,20 @@ def test_a_package_has_what_is_wrapped(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", NAMED.strip().splitlines())
-def test_a_package_has_what_is_named(line: str) -> None:
+def test_a_package_has_what_is_named(line):
     package, path, *words = line.split()
     text = source(package, path).read_text(encoding="utf-8")
     assert [word for word in words if word not in text] == []
 
 
-def test_sglangs_own_registry_takes_the_hooks(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglangs_own_registry_takes_the_hooks(heard, monkeypatch):
     registry = executed("sglang", "srt/plugins/hook_registry.py")
     runner = type("ModelRunner", (), {"load_model": lambda self: setattr(self, "model", Model())})
-    runner.forward = lambda self, forward_batch: self.model(torch.randn(1, 4))  # type: ignore[attr-defined]
-    runner.sample = lambda self, output, forward_batch: "tokens"  # type: ignore[attr-defined]
+    runner.forward = lambda self, forward_batch: self.model(torch.randn(1, 4))
+    runner.sample = lambda self, output, forward_batch: "tokens"
     module = ModuleType("runners")
-    module.ModelRunner = runner  # type: ignore[attr-defined]
-    module.DecodeCudaGraphRunner = type("Graphs", (), {"capture_one_shape": lambda self, size, forward: None})  # type: ignore[attr-defined]
+    module.ModelRunner = runner
+    module.DecodeCudaGraphRunner = type("Graphs", (), {"capture_one_shape": lambda self, size, forward: None})
     for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
@@ -281,7 +278,7 @@ def test_sglangs_own_registry_takes_the_hooks(heard: Outline, monkeypatch: pytes
     assert heard.outline == ["step 0", "  decode"]
 
 
-def test_megatron_bridges_own_manager_calls_the_callback(heard: Outline) -> None:
+def test_megatron_bridges_own_manager_calls_the_callback(heard):
     bridge = executed("megatron.bridge", "training/callbacks.py")
     model = Model()
     manager = bridge.CallbackManager()

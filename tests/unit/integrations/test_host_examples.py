@@ -4,8 +4,6 @@ A package that is not installed skips its example. CI has transformers, TRL, acc
 and diffusers.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ranges.sink import Outline
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -63,7 +60,7 @@ def steps(count: int, body: list[str], first: int = 0) -> list[str]:
     return [line for number in range(first, first + count) for line in (f"step {number}", *body)]
 
 
-def test_trainer(heard: Outline) -> None:
+def test_trainer(heard):
     run("trainer")
     body = micro_batches(2)
     assert heard.outline == [*steps(3, body), "eval", *steps(3, body, 3), "eval"]
@@ -73,13 +70,13 @@ def test_trainer(heard: Outline) -> None:
     assert heard.under("optimizer") == heard.under("data") == []
 
 
-def test_trl(heard: Outline) -> None:
+def test_trl(heard):
     run("trl_sft")
     assert heard.outline == steps(3, micro_batches(2))
     assert "model.layers.1.mlp" in heard.under("forward")
 
 
-def test_accelerate(heard: Outline) -> None:
+def test_accelerate(heard):
     run("accelerate_loop")
     # Accelerate fetches a batch ahead, so that the last micro-batch fetches none
     last = [line for index, line in enumerate(micro_batches(2, data=True)) if index != 4]
@@ -87,7 +84,7 @@ def test_accelerate(heard: Outline) -> None:
     assert "layers.1.mlp" in heard.under("forward")
 
 
-def test_lightning(heard: Outline) -> None:
+def test_lightning(heard):
     run("lightning_module")
     body = micro_batches(2, data=True, closures=True)
     assert heard.outline == ["eval", *steps(3, body), "eval"]
@@ -95,13 +92,13 @@ def test_lightning(heard: Outline) -> None:
     assert "model.layers.1.mlp" in heard.under("eval")
 
 
-def test_fabric(heard: Outline) -> None:
+def test_fabric(heard):
     for callback in run("fabric_loop")["fabric"]._callbacks:
         callback.close()  # as the process's end does
     assert heard.outline == steps(4, ["  data", "  forward", "  backward", "  optimizer"])
 
 
-def test_flux(heard: Outline) -> None:
+def test_flux(heard):
     run("flux_pipeline")
     denoising = steps(4, ["  denoising step"])
     assert heard.outline == ["text_encoder_2", "text_encoder", *denoising, "vae decode"]
@@ -112,7 +109,7 @@ def test_flux(heard: Outline) -> None:
 
 
 @pytest.mark.skipif("deepspeed" not in os.environ.get("NVPROF_KIT_HOSTS", ""), reason="compiles for minutes at first")
-def test_deepspeed(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed(heard, monkeypatch):
     one = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in {**one, "DS_ACCELERATOR": "cpu"}.items():
         monkeypatch.setenv(name, value)
@@ -121,19 +118,19 @@ def test_deepspeed(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "layers.1.mlp backward" in heard.under("backward")
 
 
-def test_torchtitan(heard: Outline) -> None:
+def test_torchtitan(heard):
     run("torchtitan_profiler")
     assert heard.outline == steps(3, ["  forward", "  backward", "  optimizer"], first=1)
 
 
-def test_composer(heard: Outline) -> None:
+def test_composer(heard):
     run("composer_trainer")
     micro = [["  optimizer", f"  micro-batch {number}", "    forward", "    backward"] for number in (1, 2)]
     assert heard.outline == steps(3, ["  data", *micro[0], *micro[1], "  optimizer"])
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short(path: Path) -> None:
+def test_an_example_is_short(path):
     assert path.stem in NEEDS.keys() | NOT_RUN
     if path.stem != "tiny_transformer":
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -153,22 +150,22 @@ POINTS = {group: next(iter(points.values())) for group, points in PROJECT["entry
 
 
 @pytest.mark.parametrize("group", POINTS)
-def test_an_entry_point_leads_somewhere(group: str) -> None:
+def test_an_entry_point_leads_somewhere(group):
     module, _, name = POINTS[group].partition(":")
     assert callable(getattr(import_module(module), name))
 
 
-def test_fabric_needs_no_lightning_trainer(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fabric_needs_no_lightning_trainer(heard, monkeypatch):
     """``lightning-fabric`` can be installed alone."""
     for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
-        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, name, None)
     for name in ("fabric", "lightning"):
         monkeypatch.delitem(sys.modules, f"nvprof_kit.integrations.{name}", raising=False)
     module, _, name = POINTS["lightning.fabric.callbacks_factory"].partition(":")
     assert [type(one).__name__ for one in getattr(import_module(module), name)()] == ["FabricCallback"]
 
 
-def test_lightning_takes_the_callback_while_somebody_listens(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_takes_the_callback_while_somebody_listens(heard, monkeypatch):
     lightning = pytest.importorskip("lightning", exc_type=ImportError)
     registry = import_module("lightning.fabric.utilities.registry")
     from nvprof_kit.integrations.lightning import FabricCallback, LayerCallback

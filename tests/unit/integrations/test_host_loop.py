@@ -1,12 +1,9 @@
 """`HostLoop`: the steps, phases, micro-batches and evaluations of any loop, from PyTorch's own points."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ def small() -> nn.Sequential:
 
 
 def begun(model: nn.Module, **options: object) -> HostLoop:
-    loop = HostLoop(annotation={}, **options)  # type: ignore[arg-type]
+    loop = HostLoop(annotation={}, **options)
     loop.begin(model)
     return loop
 
@@ -44,7 +41,7 @@ def train(model: nn.Module, loop: HostLoop, steps: int = 1, accumulation: int = 
 STEP = ["  data", "  forward", "  backward", "  optimizer"]
 
 
-def test_a_step_has_its_phases(heard: Outline) -> None:
+def test_a_step_has_its_phases(heard):
     model = small()
     loop = begun(model)
     train(model, loop, steps=2)
@@ -54,7 +51,7 @@ def test_a_step_has_its_phases(heard: Outline) -> None:
     assert heard.under("backward") == ["Sequential backward", "2 backward", "1 backward", "0 backward"] * 2
 
 
-def test_a_sampler_without_a_length_is_left_alone(heard: Outline) -> None:
+def test_a_sampler_without_a_length_is_left_alone(heard):
     class Unbounded(Sampler[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(range(4))
@@ -71,7 +68,7 @@ def test_a_sampler_without_a_length_is_left_alone(heard: Outline) -> None:
     assert heard.outline[:4] == ["step 0", *STEP[:3]]
 
 
-def test_micro_batches_are_told_apart(heard: Outline) -> None:
+def test_micro_batches_are_told_apart(heard):
     model = small()
     loop = begun(model)
     loop.accumulation = 2
@@ -82,7 +79,7 @@ def test_micro_batches_are_told_apart(heard: Outline) -> None:
     assert heard.outline == ["step 0", *first, *second, "  optimizer"]
 
 
-def test_an_evaluation_is_of_no_step(heard: Outline) -> None:
+def test_an_evaluation_is_of_no_step(heard):
     model = small()
     loop = begun(model, own_steps=True)
     train(model, loop, told=False)
@@ -115,14 +112,14 @@ def adversaries(loop: HostLoop, rounds: int, optimizers: int = 2) -> None:
 
 
 @pytest.mark.parametrize("optimizers", [2, 3])
-def test_a_step_ends_when_all_optimizers_have_stepped(optimizers: int, heard: Outline) -> None:
+def test_a_step_ends_when_all_optimizers_have_stepped(optimizers, heard):
     adversaries(HostLoop(annotation={}, own_steps=True), 2, optimizers)
     body = ["  forward", "  backward", "  optimizer"] * 2
     assert heard.outline == ["step 0", *body, "step 1", *body]
     assert {"Sequential", "Sequential2", "Sequential2.0", "0"} <= set(heard.under("forward"))
 
 
-def test_a_frozen_teacher_takes_part_in_the_step(heard: Outline) -> None:
+def test_a_frozen_teacher_takes_part_in_the_step(heard):
     teacher, student = small().eval(), small()
     loop = HostLoop(annotation={}, own_steps=True)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
@@ -143,7 +140,7 @@ def test_a_frozen_teacher_takes_part_in_the_step(heard: Outline) -> None:
     assert heard.under("eval")[0] == "Sequential" and "Sequential2" in heard.under("eval")
 
 
-def test_a_model_inside_another_begins_no_step(heard: Outline) -> None:
+def test_a_model_inside_another_begins_no_step(heard):
     inner = nn.Linear(4, 4)
     whole = nn.Sequential(inner, nn.ReLU()).eval()
     loop = HostLoop(own_steps=True)
@@ -160,7 +157,7 @@ def test_a_model_inside_another_begins_no_step(heard: Outline) -> None:
     assert heard.outline == [line for number in range(4) for line in (f"step {number}", "  forward")]
 
 
-def test_inference_has_a_step_for_each_call(heard: Outline) -> None:
+def test_inference_has_a_step_for_each_call(heard):
     model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8)).eval()
     loop = begun(model, own_steps=True)
     loop.trains = False
@@ -171,7 +168,7 @@ def test_inference_has_a_step_for_each_call(heard: Outline) -> None:
     assert heard.outline == ["step 0", "  prefill", "step 1", "  decode"]
 
 
-def test_while_nobody_listens_nothing_is_installed() -> None:
+def test_while_nobody_listens_nothing_is_installed():
     model = small()
     fetch, backward = dataloader._BaseDataLoaderIter.__next__, torch.autograd.backward
     loop = begun(model)
@@ -185,7 +182,7 @@ def test_while_nobody_listens_nothing_is_installed() -> None:
     assert outline.lines == []
 
 
-def test_a_loop_that_ends_leaves_pytorch_as_it_was(heard: Outline) -> None:
+def test_a_loop_that_ends_leaves_pytorch_as_it_was(heard):
     backward = torch.autograd.backward
     model = small()
     loop = begun(model)
@@ -196,7 +193,7 @@ def test_a_loop_that_ends_leaves_pytorch_as_it_was(heard: Outline) -> None:
     assert heard.outline == []
 
 
-def test_what_fails_inside_is_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_inside_is_one_warning(heard, monkeypatch):
     model = small()
     loop = begun(model)
     monkeypatch.setattr(HostLoop, "_ensure_step", lambda _self: 1 / 0)
@@ -208,12 +205,12 @@ def test_what_fails_inside_is_one_warning(heard: Outline, monkeypatch: pytest.Mo
         train(model, loop)
 
 
-def test_a_wrong_schedule_is_said_where_it_is_given() -> None:
+def test_a_wrong_schedule_is_said_where_it_is_given():
     with pytest.raises(UsageError, match="none of early"):
         HostLoop("sometimes")
 
 
-def test_a_wrong_schedule_of_the_environment_leaves_the_ranges(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_schedule_of_the_environment_leaves_the_ranges(heard, monkeypatch):
     monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "sometimes")
     model = small()
     with pytest.warns(UserWarning, match="none of early.*nothing is recorded by it"):
@@ -223,7 +220,7 @@ def test_a_wrong_schedule_of_the_environment_leaves_the_ranges(heard: Outline, m
     assert "step 0" in heard.outline
 
 
-def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
+def test_a_schedule_records_its_steps(tmp_path):
     model = small()
     loop = begun(model, schedule="1:3", path=tmp_path / "run.json.gz")
     train(model, loop, steps=4)
@@ -236,7 +233,7 @@ def test_a_schedule_records_its_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_hooks_that_cannot_be_installed_are_one_warning(heard: Outline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_that_cannot_be_installed_are_one_warning(heard, monkeypatch):
     monkeypatch.delattr(dataloader._BaseDataLoaderIter, "__next__")
     model = small()
     with pytest.warns(UserWarning, match="stops, the run continues"):

@@ -1,7 +1,5 @@
 """`LayerProfiler` around real loops on the CPU: what it leaves, what it never does, and how it takes trouble."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io
@@ -111,7 +109,7 @@ def names(options: dict[str, Any]) -> set[str]:
     return set(files(options["folder"]))
 
 
-def test_it_leaves_the_files_of_the_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_leaves_the_files_of_the_documents(tmp_path, capsys):
     training = Training()
     options = dict(folder=tmp_path / "traces", throughput=Throughput(samples=8))
     profiling = LayerProfiler(training.model, "3:5", **options)
@@ -128,7 +126,7 @@ def test_it_leaves_the_files_of_the_documents(tmp_path: Path, capsys: pytest.Cap
     assert "Own cost: " in printed and "Files: " in printed and "step 3  step 4" not in printed
 
 
-def test_the_figures_are_those_of_the_trace(options: dict[str, Any]) -> None:
+def test_the_figures_are_those_of_the_trace(options):
     training = Training()
     profiling = LayerProfiler(training.model, "2:5", **options)
     training.loop(profiling, 5)
@@ -146,7 +144,7 @@ def test_the_figures_are_those_of_the_trace(options: dict[str, Any]) -> None:
     assert kinds.loc["Block in spatial_blocks", "count"] == 6  # two blocks in three steps
 
 
-def test_a_decorated_step(options: dict[str, Any]) -> None:
+def test_a_decorated_step(options):
     training = Training()
     profiling = LayerProfiler(training.model, "2:4", **options)
     run = profiling(training.step)
@@ -157,7 +155,7 @@ def test_a_decorated_step(options: dict[str, Any]) -> None:
     profiling.__exit__()
 
 
-def test_the_loops_own_steps(options: dict[str, Any]) -> None:
+def test_the_loops_own_steps(options):
     """Steps that the loop ranges itself: the profiler's count, or, where it is told so, the loop's."""
     for own, expected in ((True, [1, 2]), (False, [1001, 1002])):
         training = Training()
@@ -183,7 +181,7 @@ class Allocator:
         return Counts(allocated, allocated, 1 << 20, allocated + 500)
 
 
-def test_memory_beside_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_beside_time(options, monkeypatch):
     """The way of the allocator's counts into the files; that they are true is shown on a GPU."""
     monkeypatch.setattr(layer_profiler, "cuda_counts", Allocator().read)
     monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
@@ -203,7 +201,7 @@ def test_memory_beside_time(options: dict[str, Any], monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------- what it never does
 
 
-def test_off_is_nothing_at_all(options: dict[str, Any]) -> None:
+def test_off_is_nothing_at_all(options):
     for schedule in (None, False, "off"):
         training = Training()
         profiling = LayerProfiler(training.model, schedule, **options)
@@ -213,7 +211,7 @@ def test_off_is_nothing_at_all(options: dict[str, Any]) -> None:
     assert not options["folder"].exists()
 
 
-def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
+def test_results_are_the_same_bit_for_bit(options):
     plain, profiled = Training(), Training()
     torch.manual_seed(1)
     for _ in range(6):
@@ -231,9 +229,7 @@ def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("boom"), torch.cuda.OutOfMemoryError("CUDA out of memory"), KeyboardInterrupt()]
 )
-def test_what_the_program_raises_goes_through_and_the_window_is_written(
-    options: dict[str, Any], error: BaseException
-) -> None:
+def test_what_the_program_raises_goes_through_and_the_window_is_written(options, error):
     training = Training()
 
     def fail(*_call: object) -> None:
@@ -251,9 +247,7 @@ def test_what_the_program_raises_goes_through_and_the_window_is_written(
     assert {f"Net_{name}" for name in PLAIN} == names(options)
 
 
-def test_a_broken_gpu_does_not_hide_what_the_program_raised(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_gpu_does_not_hide_what_the_program_raised(options, monkeypatch):
     """After a device-side assert every call of CUDA raises, ours too."""
     training = Training()
 
@@ -270,12 +264,12 @@ def test_a_broken_gpu_does_not_hide_what_the_program_raised(
         raise ValueError("the program's own")
 
 
-def test_a_schedule_that_is_none_is_an_error_at_once() -> None:
+def test_a_schedule_that_is_none_is_an_error_at_once():
     with pytest.raises(UsageError, match="sometimes"):
         LayerProfiler(Net(), "sometimes")
 
 
-def test_under_a_tool_the_tool_records(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_tool_the_tool_records(options, monkeypatch):
     monkeypatch.setattr(layer_profiler, "tool_attached", lambda: True)
     sink = Sink()
     session.activate(sink)
@@ -291,7 +285,7 @@ def test_under_a_tool_the_tool_records(options: dict[str, Any], monkeypatch: pyt
     assert not options["folder"].exists()
 
 
-def test_a_memory_profiler_around_it(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_memory_profiler_around_it(options, tmp_path):
     """One switch for both, as InternLM's ``--profiling`` is."""
     training = Training()
     with MemoryProfiler(training.model, training.optimizer, tmp_path / "memory", pages=False) as memory:
@@ -301,12 +295,12 @@ def test_a_memory_profiler_around_it(options: dict[str, Any], tmp_path: Path) ->
     assert [point.name for point in memory.points][-1] == "step 2 optimizer"
 
 
-def test_a_loop_that_ends_before_says_so(options: dict[str, Any]) -> None:
+def test_a_loop_that_ends_before_says_so(options):
     with pytest.warns(UserWarning, match="recorded nothing: the loop ended in step 2"):
         Training().loop(LayerProfiler(Net(), "10:12", **options), 2)
 
 
-def test_an_annotation_of_the_users_own_stays(options: dict[str, Any]) -> None:
+def test_an_annotation_of_the_users_own_stays(options):
     training = Training()
     handle = annotate_model(training.model, depth=1)
     profiling = LayerProfiler(training.model, "0:1", **options)
@@ -316,7 +310,7 @@ def test_an_annotation_of_the_users_own_stays(options: dict[str, Any]) -> None:
     handle.remove()
 
 
-def test_a_kind_of_which_nothing_ran_is_a_warning(options: dict[str, Any]) -> None:
+def test_a_kind_of_which_nothing_ran_is_a_warning(options):
     training = Training()
     kinds = {"temporal_blocks.*": "temporal", "spatial_blocks": "list", "*.nosuch": "none"}
     profiling = LayerProfiler(training.model, "0:1", options["folder"], kinds=kinds, plots=False, echo=False)
@@ -325,7 +319,7 @@ def test_a_kind_of_which_nothing_ran_is_a_warning(options: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: dict[str, Any], before: bool) -> None:
+def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options, before):
     meter = Throughput[object](warm_up=1)
     options = dict(options, throughput=meter)
     training = Training()
@@ -342,7 +336,7 @@ def test_writing_and_reading_a_trace_is_no_step_of_the_throughput(options: dict[
     assert meter.summary().batch_cost.max < 1
 
 
-def test_sampling_during_the_window(options: dict[str, Any]) -> None:
+def test_sampling_during_the_window(options):
     pytest.importorskip("psutil")
     pytest.importorskip("pynvml")
     training = Training()
@@ -362,7 +356,7 @@ def loop(path: Path, handler: object, schedule: Schedule) -> None:
             profiling.step()
 
 
-def test_a_table_and_a_trace_for_each_step(tmp_path: Path) -> None:
+def test_a_table_and_a_trace_for_each_step(tmp_path):
     printed = io.StringIO()
     handler = handlers.together(handlers.table(file=printed), handlers.chrome_trace(tmp_path / "traces"))
     loop(tmp_path / "run.json.gz", handler, Schedule(skip_first=1, active=1, repeat=3))
@@ -373,7 +367,7 @@ def test_a_table_and_a_trace_for_each_step(tmp_path: Path) -> None:
     assert ours == ["nvprof_kit:step:step 2"]
 
 
-def test_the_layout_of_tensorboard(tmp_path: Path) -> None:
+def test_the_layout_of_tensorboard(tmp_path):
     """The names of torch.profiler's own handler, which its plug-in and Holistic Trace Analysis look for."""
     loop(tmp_path / "run.json.gz", handlers.tensorboard(tmp_path / "ours"), Schedule(active=1, repeat=2))
     ours = files(tmp_path / "ours")
@@ -386,7 +380,7 @@ def test_the_layout_of_tensorboard(tmp_path: Path) -> None:
     assert {form.fullmatch(name).group(1) for name in ours} == {form.fullmatch(theirs).group(1)}
 
 
-def test_a_kept_trace_outlives_the_next_one(tmp_path: Path) -> None:
+def test_a_kept_trace_outlives_the_next_one(tmp_path):
     trace = tmp_path / "run.json.gz"
     keep = handlers.chrome_trace(tmp_path)
     for number in (1, 2, 2):
@@ -400,7 +394,7 @@ def test_a_kept_trace_outlives_the_next_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("handler", [handlers.chrome_trace, handlers.tensorboard])
-def test_a_full_disk_ends_in_a_warning(handler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_in_a_warning(handler, tmp_path, monkeypatch):
     def full(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

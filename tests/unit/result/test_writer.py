@@ -1,7 +1,5 @@
 """One writer for every file: never over an input, whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
@@ -39,7 +37,7 @@ def left(folder: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("umask")
-def test_the_umask_holds_for_files_and_scripts(tmp_path: Path) -> None:
+def test_the_umask_holds_for_files_and_scripts(tmp_path):
     plain, script = write_file(tmp_path / "a", "x"), write_file(tmp_path / "b", "x", executable=True)
     assert stat.S_IMODE(plain.stat().st_mode) == 0o600
     assert stat.S_IMODE(script.stat().st_mode) == 0o700
@@ -57,14 +55,14 @@ def test_the_umask_holds_for_files_and_scripts(tmp_path: Path) -> None:
         ("run.nsys-rep", "run.sqlite-wal"),
     ],
 )
-def test_what_belongs_to_an_input_is_refused_too(tmp_path: Path, source: str, target: str) -> None:
+def test_what_belongs_to_an_input_is_refused_too(tmp_path, source, target):
     (tmp_path / source).touch()  # the target need not be there yet: the export of a report is made when it is read
     with pytest.raises(UsageError, match="belongs to the input"):
         write_file(tmp_path / target, "answer", inputs=[tmp_path / source])
     assert left(tmp_path) == [source]
 
 
-def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
+def test_what_fails_half_way_leaves_the_old_file(tmp_path):
     target = tmp_path / "a"
     target.write_text("old")
     with pytest.raises(RuntimeError), writing(target) as file:
@@ -73,7 +71,7 @@ def test_what_fails_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     assert target.read_text() == "old" and left(tmp_path) == ["a"]
 
 
-def test_no_planted_name_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_planted_name_is_followed(tmp_path, monkeypatch):
     victim = tmp_path / "victim"
     victim.write_text("safe")
     monkeypatch.setattr("nvprof_kit._result.writer.secrets.token_hex", lambda _: "known")
@@ -83,7 +81,7 @@ def test_no_planted_name_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert victim.read_text() == "safe"
 
 
-def test_what_is_no_file_is_written_as_it_is(tmp_path: Path) -> None:
+def test_what_is_no_file_is_written_as_it_is(tmp_path):
     assert write_file("/dev/null", "x") == Path("/dev/null")
     assert not Path("/dev/null").is_file()
 
@@ -97,7 +95,7 @@ def limited(size: int, *argv: object) -> subprocess.CompletedProcess[str]:
     return execute(sys.executable, "-c", code, cwd=ROOT)
 
 
-def test_a_full_disk_keeps_the_old_file(run: Path) -> None:
+def test_a_full_disk_keeps_the_old_file(run):
     target = run.with_name("layers.csv")
     target.write_text("old")
     done = limited(16, "layers", run, "-o", target)
@@ -107,7 +105,7 @@ def test_a_full_disk_keeps_the_old_file(run: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "csv"])
-def test_a_full_stdout_is_one_line(run: Path, form: str) -> None:
+def test_a_full_stdout_is_one_line(run, form):
     with Path("/dev/full").open("w") as full:
         words = [sys.executable, "-m", "nvprof_kit", "layers", str(run), "--format", form]
         done = subprocess.run(words, check=False, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)

@@ -1,7 +1,5 @@
 """Inputs that no profiler writes: each is refused or warned of by the name that the wrong thing has in the file."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -48,13 +46,13 @@ CALL = {"args": {"correlation": 5}}
         ({"args": {"device": 0, "correlation": 2**70}}, r"no kernel event has args\.correlation"),
     ],
 )
-def test_values_that_cannot_be_are_named(tmp_path: Path, kernel: dict[str, Any], said: str) -> None:
+def test_values_that_cannot_be_are_named(tmp_path, kernel, said):
     path = trace(tmp_path / "a.json", event("kernel", **(KERNEL | kernel)), event("cuda_runtime", **CALL))
     with pytest.raises(CaptureError, match=said):
         open_capture(path)
 
 
-def test_ids_as_large_as_they_come_and_times_as_text(tmp_path: Path) -> None:
+def test_ids_as_large_as_they_come_and_times_as_text(tmp_path):
     large = {"correlation": 2**64 - 2}
     kernel = KERNEL | {"args": {"device": "0", "stream": 7, **large}, "ts": "4.5", "dur": "1.25"}
     path = trace(tmp_path / "a.json", event("kernel", **kernel), event("cuda_runtime", args=large))
@@ -63,7 +61,7 @@ def test_ids_as_large_as_they_come_and_times_as_text(tmp_path: Path) -> None:
     assert (read.ops["end_ns"] - read.ops["start_ns"]).tolist() == [1250]
 
 
-def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path, monkeypatch):
     from nvprof_kit._trace.kineto import stream
 
     monkeypatch.setattr(stream, "_WINDOW", 16)
@@ -78,7 +76,7 @@ def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path
         open_capture(path)
 
 
-def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(packed, "_LEAST", 1 << 20)
     monkeypatch.setattr(packed, "_RATIO", 10)
     for name, content, read in (
@@ -110,14 +108,14 @@ TIMER = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_du
         ),
     ],
 )
-def test_timer_lines_that_cannot_be_are_named(tmp_path: Path, more: str, said: list[str]) -> None:
+def test_timer_lines_that_cannot_be_are_named(tmp_path, more, said):
     (path := tmp_path / "timer_rank0.log").write_text(TIMER + more)
     logs = read_timer_logs([path])
     assert len(logs.stages) == (2 if "cpu_dur" in said[0] else 1)
     assert [warning.partition(": ")[2].partition(";")[0] for warning in logs.warnings] == said
 
 
-def test_timers_of_years_are_refused(tmp_path: Path) -> None:
+def test_timers_of_years_are_refused(tmp_path):
     (path := tmp_path / "timer_rank0.log").write_text(
         TIMER + TIMER.replace("10.", "5000000010.").replace("11.", "5000000011.")
     )
@@ -127,7 +125,7 @@ def test_timers_of_years_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [open_capture, open_ncu, open_snapshot, read_flops,
                                   lambda path: read_timer_logs([path]), read_rules])  # fmt: skip
-def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: Any) -> None:
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path, read):
     os.mkfifo(pipe := tmp_path / "run.sqlite")
     (device := tmp_path / "run.json").symlink_to("/dev/zero")
     for path, what in ((pipe, "a pipe, which is read once"), (device, "a device")):
@@ -135,9 +133,7 @@ def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path: Path, read: 
             read(path)
 
 
-def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
     pytest.importorskip("ncu_report")
     (tmp_path / "own.ncu-rep").write_bytes(lzma.decompress((DATA / "ncu/own-2025.3.ncu-rep.xz").read_bytes()))
     (tmp_path / "json.py").write_text("open('it-ran', 'w')\n")
@@ -157,16 +153,14 @@ def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(
         ("cycle", "2816", "gpu__time_duration.sum is in 'cycle', which is no time"),
     ],
 )
-def test_a_page_of_ncu_with_a_duration_that_is_none_is_refused(
-    tmp_path: Path, unit: str, value: str, complaint: str
-) -> None:
+def test_a_page_of_ncu_with_a_duration_that_is_none_is_refused(tmp_path, unit, value, complaint):
     header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
     (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","{unit}"\n"0","7","gemm","{value}"\n')
     with pytest.raises(CaptureError, match=complaint):
         open_ncu(path)
 
 
-def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path: Path) -> None:
+def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path):
     header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
     row = '"0","7","gemm","5"\n'
     (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","ns"\n{row}{row}')

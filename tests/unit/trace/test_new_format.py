@@ -2,8 +2,6 @@
 other questions follow from the tables.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,7 +55,7 @@ def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_new_format_answers_every_question(capture: Path) -> None:
+def test_a_new_format_answers_every_question(capture):
     opened = nvprof_kit.open(capture)
     rows = opened.layers().to_frame()
     assert rows.set_index("layer")["gpu_self_ns"].to_dict()["layers.0"] == 90
@@ -72,7 +70,7 @@ def test_a_new_format_answers_every_question(capture: Path) -> None:
         ("range layers.1 300 200", r"ranges \(lines of ranges\): 1 end before they begin"),
     ],
 )
-def test_what_a_new_format_reads_is_validated(capture: Path, line: str, message: str) -> None:
+def test_what_a_new_format_reads_is_validated(capture, line, message):
     capture.write_text(capture.read_text() + f"{line}\n")
     with pytest.raises(CaptureError, match=message):
         nvprof_kit.open(capture).layers()

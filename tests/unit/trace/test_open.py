@@ -1,14 +1,11 @@
 """What is read, and the one line that says why something is not."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +29,7 @@ def small(path: Path, release: str = "2023.4") -> NsysFile:
 def refusal(path: Path, **options: str) -> str:
     """The message of the error that opening a file gives; one line, naming the file."""
     with pytest.raises(NvprofKitError) as error:
-        open_capture(path, **options)  # type: ignore[arg-type]
+        open_capture(path, **options)
     message = str(error.value)
     assert "\n" not in message
     assert path.name in message
@@ -40,7 +37,7 @@ def refusal(path: Path, **options: str) -> str:
 
 
 @pytest.mark.parametrize("release", SCHEMAS)
-def test_every_schema_gives_the_documented_tables(tmp_path: Path, release: str) -> None:
+def test_every_schema_gives_the_documented_tables(tmp_path, release):
     optional = [name for schema in TABLES.values() for name, column in schema.items() if column.optional]
     trace = open_capture(small(tmp_path / "a.sqlite", release).write(), optional=[*optional, *TABLES])
     assert trace.operators is None  # those of a Kineto trace: test_kineto.py
@@ -58,7 +55,7 @@ def test_every_schema_gives_the_documented_tables(tmp_path: Path, release: str) 
     assert trace.info.gpus == ("Test GPU",)
 
 
-def test_a_capture_is_never_written_to(tmp_path: Path) -> None:
+def test_a_capture_is_never_written_to(tmp_path):
     path = small(tmp_path / "a.sqlite").write()
     path.chmod(stat.S_IRUSR)
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
@@ -94,15 +91,13 @@ def cut_off(path: Path) -> None:
         ("a.json", lambda path: path.write_text('{"traceEvents": []}'), "without operators"),
     ],
 )
-def test_what_is_no_capture_is_refused_in_one_line(
-    tmp_path: Path, name: str, write: Callable[[Path], object], said: str
-) -> None:
+def test_what_is_no_capture_is_refused_in_one_line(tmp_path, name, write, said):
     write(tmp_path / name)
     message = refusal(tmp_path / name)
     assert said in message and message.startswith(str(tmp_path / name))
 
 
-def test_a_file_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
     path = small(tmp_path / "a.sqlite").write()
 
     def refuse(*_: object, **__: object) -> None:
@@ -112,7 +107,7 @@ def test_a_file_without_permission_is_refused(tmp_path: Path, monkeypatch: pytes
     assert "no permission" in refusal(path)
 
 
-def test_a_capture_without_ranges_is_read_unless_a_domain_is_named(tmp_path: Path) -> None:
+def test_a_capture_without_ranges_is_read_unless_a_domain_is_named(tmp_path):
     file = NsysFile(tmp_path / "without.sqlite")
     file.kernel(1, 2, launched=(0, 1))
     assert len(open_capture(file.write()).ranges) == 0
@@ -125,7 +120,7 @@ def test_a_capture_without_ranges_is_read_unless_a_domain_is_named(tmp_path: Pat
     assert "has no ranges in this capture" in refusal(file.write(), domain="nvprof_kit,other")
 
 
-def test_a_report_needs_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_needs_nsys(tmp_path, monkeypatch):
     (path := tmp_path / "a.nsys-rep").write_bytes(REPORT)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolError, match="needs nsys, and there is none on PATH"):
@@ -134,9 +129,7 @@ def test_a_report_needs_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("verb", ["layers", "doctor", "advise", "ranks", "export"])
-def test_a_gzip_file_whose_bits_are_wrong_is_one_line(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gzip_file_whose_bits_are_wrong_is_one_line(verb, tmp_path, capsys):
     """zlib raises an error of its own, which is neither an OSError nor an EOFError."""
     whole = gzip.compress(json.dumps({"traceEvents": [{"name": f"event {n}"} for n in range(9999)]}).encode())
     (path := tmp_path / "run.json.gz").write_bytes(whole[:12] + b"\xff" * 40 + whole[52:])

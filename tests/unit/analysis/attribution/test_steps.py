@@ -1,7 +1,5 @@
 """What a step is: instances of steps, whatever their numbers, in every table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,7 @@ import nvprof_kit
 
 
 @pytest.mark.parametrize(("range_end", "before", "wall_ns"), [(400, False, 150), (900, False, 1000), (400, True, 860)])
-def test_the_first_step_of_a_pipelined_engine_starts_on_the_gpu(
-    file: NsysFile, range_end: int, before: bool, wall_ns: int
-) -> None:
+def test_the_first_step_of_a_pipelined_engine_starts_on_the_gpu(file, range_end, before, wall_ns):
     """Its range had ended before the GPU came to it, so the GPU was busy with work from before the capture."""
     file.range_("execute_context_0(0)_generation_16(16)", 0, range_end, category="step")
     if before:  # and where the capture has that work, the step starts when it ends
@@ -52,15 +48,13 @@ def steps_of(tmp_path: Path, lengths: tuple[int, ...], loading: dict[int, int] |
         ((100, 100), {0: 50, 1: 50}, [0, 1]),  # nothing else to show
     ],
 )
-def test_which_steps_are_warm_up(
-    tmp_path: Path, lengths: tuple[int, ...], loading: dict[int, int], shown: list[int]
-) -> None:
+def test_which_steps_are_warm_up(tmp_path, lengths, loading, shown):
     choice = steps_of(tmp_path, lengths, loading).layers().steps
     assert choice.shown.nonzero()[0].tolist() == shown
     assert len(choice.left_out) == len(lengths) - len(shown)
 
 
-def test_the_table_and_its_rows_leave_warm_up_out_unless_the_whole_capture_is_asked_for(tmp_path: Path) -> None:
+def test_the_table_and_its_rows_leave_warm_up_out_unless_the_whole_capture_is_asked_for(tmp_path):
     capture = steps_of(tmp_path, (1000, 100, 100, 100))
     result = capture.layers()
     assert result.rows["gpu_self_ns"].sum() == result.summary.total_ns == 30
@@ -74,7 +68,7 @@ def test_the_table_and_its_rows_leave_warm_up_out_unless_the_whole_capture_is_as
 
 
 @pytest.mark.parametrize(("text", "kept"), [("1:3", [1, 2]), ("2:", [2, 3]), (":2", [0, 1]), ("3", [3]), ("+3:", [3])])
-def test_steps_that_are_asked_for(tmp_path: Path, text: str, kept: list[int]) -> None:
+def test_steps_that_are_asked_for(tmp_path, text, kept):
     chosen: dict[str, Any]
     capture, chosen = steps_of(tmp_path, (1000, 100, 100, 100)), {"steps": text}
     by_step = capture.layers(by="step", **chosen).rows
@@ -90,7 +84,7 @@ def test_steps_that_are_asked_for(tmp_path: Path, text: str, kept: list[int]) ->
     assert capture.advise(**chosen).steps == len(kept)
 
 
-def test_the_first_collective_of_a_window_is_named() -> None:
+def test_the_first_collective_of_a_window_is_named():
     first = nvprof_kit.open(DATA / "ddp.rank0-2024.2.sqlite.xz")
     took = "the first collective of the window took 40"
     assert [issue for issue in first.breakdown(steps="0:").warnings if took in issue]
@@ -100,7 +94,7 @@ def test_the_first_collective_of_a_window_is_named() -> None:
     assert not [issue for issue in steady if "profilers began" in issue]
 
 
-def test_a_prefill_is_no_warm_up(file: NsysFile) -> None:
+def test_a_prefill_is_no_warm_up(file):
     for number, (begin, end) in enumerate(((0, 900), (900, 1000), (1000, 1100))):
         file.range_(f"step {number}", begin, end, category="step", payload=number)
         file.range_("decode" if number else "prefill", begin + 1, end - 1, category="phase")

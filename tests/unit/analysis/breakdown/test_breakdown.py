@@ -1,7 +1,5 @@
 """Where the time of a step goes: tiny captures with their arithmetic, real ones against brute force and golden data."""
 
-from __future__ import annotations
-
 import lzma
 import sqlite3
 from math import isnan
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from support.brute_force import breakdown as brute
 from support.captures.kineto_file import Event, event, kernel, write
 from support.captures.nsys_file import START_END, NsysFile
-from support.golden import Golden
 from support.lane import examples
 
 import nvprof_kit
@@ -29,7 +26,7 @@ def analysed(file: NsysFile) -> Breakdown:
     return nvprof_kit.open(file.write()).breakdown()
 
 
-def test_the_queue_of_a_step_shorter_than_its_slices(file: NsysFile) -> None:
+def test_the_queue_of_a_step_shorter_than_its_slices(file):
     file.kernel(30, 37, launched=(5, 10))
     file.range_("layers.0", 0, 20)
     queue = analysed(file).queue
@@ -51,7 +48,7 @@ def test_the_queue_of_a_step_shorter_than_its_slices(file: NsysFile) -> None:
         ("GPU of unknown name", "", None),
     ],
 )
-def test_copies_against_the_link_of_the_gpu(file: NsysFile, gpu: str, host: str, peer: float | None) -> None:
+def test_copies_against_the_link_of_the_gpu(file, gpu, host, peer):
     file.range_("data", 0, 400, category="data")
     file.kernel(100, 200, launched=(10, 12), table="MEMCPY", memory=(1, 2), size=3150)
     file.kernel(200, 300, launched=(14, 16), table="MEMCPY", memory=(2, 1), size=3150, copy_kind=2)
@@ -71,7 +68,7 @@ def test_copies_against_the_link_of_the_gpu(file: NsysFile, gpu: str, host: str,
     assert copies.loc["memcpy DtoD", "link"] == "" and isnan(copies.loc["memcpy DtoD", "of_link"])
 
 
-def test_a_step_that_another_range_crosses_is_one_step(file: NsysFile) -> None:
+def test_a_step_that_another_range_crosses_is_one_step(file):
     file.range_("step 1", 100, 300, category="step", payload=1)
     file.range_("cross", 50, 200, category="user", style=START_END)  # ends while step 1 is open
     file.range_("step 2", 300, 400, category="step", payload=2)
@@ -93,7 +90,7 @@ MOMENT = st.integers(0, 400)
     phases=(Phase.generate,),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]], calls: list) -> None:
+def test_parts_always_add_up(tmp_path, ops, calls):
     file = NsysFile(tmp_path / "any.sqlite")
     file.range_("step 1", 20, 120, category="step", payload=1)
     file.range_("step 2", 150, 300, category="step", payload=2)
@@ -132,7 +129,7 @@ def test_parts_always_add_up(tmp_path: Path, ops: list[tuple[int, int, str, int]
     assert result.critical_path["share"].sum() == pytest.approx(1)
 
 
-def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(file: NsysFile, tmp_path: Path) -> None:
+def test_warm_up_and_the_time_outside_steps_are_lines_of_their_own(file, tmp_path):
     """Four steps of 1000 ns with a gap of 100 in each, but the first has one of 5000; and one of 300 outside."""
     at = 0
     for number in range(4):
@@ -167,7 +164,7 @@ REAL = [*list(GOLDEN)[:6], "checkpoint-2023.4", "pipeline.rank1-2024.2"]
 
 
 @pytest.mark.parametrize("capture", REAL)
-def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> None:
+def test_a_real_capture_against_brute_force(capture, tmp_path):
     plain = tmp_path / "plain.sqlite"
     plain.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
     steps = nvprof_kit.open(plain).breakdown().steps
@@ -179,7 +176,7 @@ def test_a_real_capture_against_brute_force(capture: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("capture", GOLDEN)
-def test_the_golden_tables(capture: str, golden: Golden) -> None:
+def test_the_golden_tables(capture, golden):
     result = nvprof_kit.open(DATA / f"{capture}{'.json' if 'kineto' in capture else '.sqlite'}.xz").breakdown()
     for view in GOLDEN[capture]:
         found = result.table(view).to_csv(index=False, float_format="%.6g")
@@ -227,7 +224,7 @@ def by_cause(result: nvprof_kit.Breakdown) -> dict[str, float]:
         ("cudaEventRecord_v3020", "launch"),
     ],
 )
-def test_a_gap_in_a_call_belongs_to_the_call(with_gap: NsysFile, call: str, cause: str) -> None:
+def test_a_gap_in_a_call_belongs_to_the_call(with_gap, call, cause):
     with_gap.call("cudaStreamIsCapturing_v10000", 2 * MS, 5 * MS)
     with_gap.call("cudaMemsetAsync_v3020", 5 * MS, 5 * MS + 1)  # loading begins behind it
     with_gap.call(call, 5 * MS + 1, 9 * MS + 1)
@@ -239,7 +236,7 @@ def test_a_gap_in_a_call_belongs_to_the_call(with_gap: NsysFile, call: str, caus
     assert (row["layer"], row["idle_ns"], row["longest_at_ns"]) == ("layers.0", 4 * MS, 5 * MS + 1)
 
 
-def test_threads_that_load_need_not_launch(with_gap: NsysFile) -> None:
+def test_threads_that_load_need_not_launch(with_gap):
     for tid in (8, 9):
         with_gap.call("cuLibraryLoadData", 3 * MS, 5 * MS, tid=tid)
     assert by_cause(analysed(with_gap)) == {"launch": 10}
@@ -249,7 +246,7 @@ def test_threads_that_load_need_not_launch(with_gap: NsysFile) -> None:
     ("call", "cause"),
     [("hipMemcpyWithStream", "sync"), ("cudaMemcpy_v3020", "sync"), ("cudaStreamSynchronize_v3020", "queued")],
 )
-def test_a_copy_that_synchronizes_is_no_gap_of_the_device(tmp_path: Path, call: str, cause: str) -> None:
+def test_a_copy_that_synchronizes_is_no_gap_of_the_device(tmp_path, call, cause):
     """The next kernel was launched before the gap; the host waits in a call for the whole gap."""
     with_gap = NsysFile(tmp_path / "run.sqlite")
     with_gap.range_("step 1", 0, 20 * MS, category="step", payload=1)
@@ -263,7 +260,7 @@ def test_a_copy_that_synchronizes_is_no_gap_of_the_device(tmp_path: Path, call: 
 
 
 @pytest.mark.parametrize("call", ["cudaFuncGetAttributes_v3020", "cudaMemcpyAsync_v3020", "cuKernelSetAttribute"])
-def test_a_call_that_returns_at_once_loads_nothing(with_gap: NsysFile, call: str) -> None:
+def test_a_call_that_returns_at_once_loads_nothing(with_gap, call):
     with_gap.call(call, 5 * MS, 5 * MS + 3_000)
     assert by_cause(analysed(with_gap)) == {"launch": 10}
 
@@ -282,7 +279,7 @@ def frame(name: str, start: int, end: int) -> Event:
     return event("python_function", name, start, end - start)
 
 
-def test_garbage_collection_in_a_pytorch_trace(tmp_path: Path) -> None:
+def test_garbage_collection_in_a_pytorch_trace(tmp_path):
     collection = frame("Python GC", 2_000, 5_000)
     result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 9_001), collection)
     # 100-1,000 nothing is open; 1,000-9,990 aten::mm, but for the collection; the launch
@@ -315,9 +312,7 @@ def test_garbage_collection_in_a_pytorch_trace(tmp_path: Path) -> None:
         ([frame("<built-in function sleep>", 1_000, 9_000)], {"unknown": 9.89, "launch": 0.01}, {}),
     ],
 )
-def test_python_functions_over_a_gap_are_named(
-    tmp_path: Path, frames: list[Event], causes: dict[str, float], names: dict[str, float]
-) -> None:
+def test_python_functions_over_a_gap_are_named(tmp_path, frames, causes, names):
     result = kineto(tmp_path / "trace.json", *frames)
     assert by_cause(result) == causes
     named = result.idle[result.idle["operator"] != ""]
@@ -325,7 +320,7 @@ def test_python_functions_over_a_gap_are_named(
 
 
 @pytest.mark.parametrize(("others", "cause"), [(20, "loading"), (2_000, "launch")])
-def test_an_operators_long_first_call_prepares_what_its_others_find(tmp_path: Path, others: int, cause: str) -> None:
+def test_an_operators_long_first_call_prepares_what_its_others_find(tmp_path, others, cause):
     later = [operator("aten::mm", 20_000 + 5_000 * number, others) for number in range(3)]
     result = kineto(tmp_path / "trace.json", operator("aten::mm", 1_000, 8_000), *later)
     # 8 ms and then 20 µs each; or 2 ms each, which is its time. From 9 ms to the launch nothing is open
@@ -344,9 +339,7 @@ INSTANT = st.integers(0, 300)
 @settings(
     max_examples=examples(40), phases=(Phase.generate,), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_a_gap_is_split_as_each_of_its_nanoseconds_is(
-    tmp_path: Path, calls: list[tuple[int, int, str]], ranges: list[tuple[int, int]], ends: tuple[int, int]
-) -> None:
+def test_a_gap_is_split_as_each_of_its_nanoseconds_is(tmp_path, calls, ranges, ends):
     with_gap = NsysFile(tmp_path / "any.sqlite")
     with_gap.range_("layers.all", -10, 1000)
     nested = nesting(calls)
@@ -376,7 +369,7 @@ def nesting(calls: list[tuple[int, int, str]]) -> list[brute.Open]:
     return kept
 
 
-def test_gaps_in_several_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_in_several_blocks_are_those_of_one(monkeypatch):
     """Also where a gap has several parts: those of one cause and place are one, from the first of them."""
 
     def tables() -> list[pd.DataFrame]:
@@ -389,7 +382,7 @@ def test_gaps_in_several_blocks_are_those_of_one(monkeypatch: pytest.MonkeyPatch
         pd.testing.assert_frame_equal(block, table)
 
 
-def test_an_operator_that_outlasts_the_one_that_called_it_ends_with_it(tmp_path: Path) -> None:
+def test_an_operator_that_outlasts_the_one_that_called_it_ends_with_it(tmp_path):
     """Times of a PyTorch trace are rounded."""
     crossing = [operator("aten::linear", 1_000, 4_000), operator("aten::mm", 2_000, 3_001)]
     result = kineto(tmp_path / "trace.json", *crossing)

@@ -1,7 +1,5 @@
 """What collectives move and how fast: payloads of NCCL's calls in an nsys export, arguments in a PyTorch trace."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,7 @@ def nccl(kind: str) -> str:
     ("gpu", "link", "limits_ns"),
     [("NVIDIA L40S", "PCIe 4 x16", [28_000 / 31.508, 7_000 / 31.508]), ("GPU of unknown name", "", [None, None])],
 )
-def test_sizes_of_nccl_calls(file: NsysFile, gpu: str, link: str, limits_ns: list[float | None]) -> None:
+def test_sizes_of_nccl_calls(file, gpu, link, limits_ns):
     file.nccl("ncclCommInitRank", 1, 2, "init", 77, 8, 0, 0)
     file.kernel(1_000, 2_000, launched=(100, 110))
     file.nccl("ncclAllReduce", 200, 230, "reduce", 77, 16_000, 0)
@@ -66,14 +64,14 @@ def test_sizes_of_nccl_calls(file: NsysFile, gpu: str, link: str, limits_ns: lis
     assert rows["of_limit"].dropna().to_dict() == shares
 
 
-def test_a_replay_of_a_graph_takes_no_call(file: NsysFile) -> None:
+def test_a_replay_of_a_graph_takes_no_call(file):
     file.nccl("ncclAllReduce", 300, 330, "reduce", 77, 700, 0)
     launch = file.call("cudaGraphLaunch_v10000", 400, 410)
     file.kernel(1_000, 2_000, correlation=launch, name=nccl("AllReduce_Sum_f32"), node=5)
     assert moved(analysed(file.write()))["AllReduce"][1] is None
 
 
-def test_damaged_payloads_are_unknown(file: NsysFile) -> None:
+def test_damaged_payloads_are_unknown(file):
     file.nccl("ncclAllReduce", 200, 230, "reduce", 77, 16_000, 0)
     for place, blob in enumerate((b"", b"\x00" * 31, b"\xff" * 40, None, "a text")):
         file.nccl("ncclAllReduce", 300 + 40 * place, 330 + 40 * place, "reduce", 77, 1, 0)
@@ -83,7 +81,7 @@ def test_damaged_payloads_are_unknown(file: NsysFile) -> None:
     assert moved(analysed(file.write()))["AllReduce"][:2] == [5, None]
 
 
-def test_exports_without_payloads_say_so(tmp_path: Path) -> None:
+def test_exports_without_payloads_say_so(tmp_path):
     file = NsysFile(tmp_path / "old.sqlite", nsys="2024.2")
     file.range_("layers.0", 0, 50)
     file.range_("ncclAllReduce", 200, 230, category=None, domain="NCCL")
@@ -110,7 +108,7 @@ norm of 1024. Their gradients are bf16, two bytes each.
         ("fsdp.rank0", "ReduceScatter", "model.layers.1", 12_847_104),
     ],
 )
-def test_a_real_run_moves_its_parameters(capture: str, collective: str, layer: str | None, expected: int) -> None:
+def test_a_real_run_moves_its_parameters(capture, collective, layer, expected):
     rows = analysed(DATA / "kineto" / f"{capture}.json.xz").communication
     rows = rows[(rows["collective"] == collective) & ((rows["layer"] == layer) | (layer is None))]
     assert rows["bytes"].sum() == 3 * 2 * expected  # three steps

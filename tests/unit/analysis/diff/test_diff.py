@@ -1,7 +1,5 @@
 """Two captures compared: what is a change, what is variation, what cannot be compared, and the gates."""
 
-from __future__ import annotations
-
 import lzma
 import sqlite3
 import subprocess
@@ -63,10 +61,10 @@ def diff(
 
 def compared(tmp_path: Path, *lengths: tuple[int, ...], **new: str) -> Diff:
     base = opened(capture(tmp_path / "base.sqlite", lengths[0]))
-    return diff(base, opened(capture(tmp_path / "new.sqlite", lengths[1], **new)))  # type: ignore[arg-type]
+    return diff(base, opened(capture(tmp_path / "new.sqlite", lengths[1], **new)))
 
 
-def test_a_step_that_waits_for_the_host_differs_from_run_to_run(tmp_path: Path) -> None:
+def test_a_step_that_waits_for_the_host_differs_from_run_to_run(tmp_path):
     # 600 becomes 700, of which the GPU is idle for 450: a run is assumed to differ by 0.4 · 900 / 1300 = 28 %
     result = compared(tmp_path, STEADY, tuple(2 * length for length in STEADY))
     step = row(result, level="step")
@@ -88,7 +86,7 @@ def busy(path: Path, took: int, host: int = 0) -> Capture:
     return opened(written(path, took + host, [step] * 4))
 
 
-def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_path: Path) -> None:
+def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_path):
     base = busy(tmp_path / "base.sqlite", 100_000)
     for took, verdict, headline in (
         (105_000, "undecided", "no verdict within ±5.7 %"),  # e^(1.96 · √2 · 0.02) - 1
@@ -115,7 +113,7 @@ def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_pat
     assert row(diff(base, busy(tmp_path / "two.sqlite", 102_000), run_noise=0.2), level="layer")["verdict"] == "slower"
 
 
-def test_captures_without_a_gpu_are_compared_by_cpu_time(tmp_path: Path) -> None:
+def test_captures_without_a_gpu_are_compared_by_cpu_time(tmp_path):
     events = [event("user_annotation", f"ProfilerStep#{step}", 1000 * step, 990) for step in range(4)]
     events += [event("cpu_op", "aten::mm", 1000 * step + 10, 500) for step in range(4)]
     path = write(tmp_path / "cpu.json", events)
@@ -133,7 +131,7 @@ def row(result: Diff, **what: str) -> dict[str, object]:
     return rows.iloc[0].to_dict()
 
 
-def test_a_difference_below_the_noise_is_none(tmp_path: Path) -> None:
+def test_a_difference_below_the_noise_is_none(tmp_path):
     base, new = (opened(capture(tmp_path / f"{n}.sqlite", (n,) * 6)) for n in (10000, 10050))
     result = diff([base, base], [new, new], run_noise=0.01)
     assert row(result, level="layer", layer="layers.0")["p"] < 0.05
@@ -142,7 +140,7 @@ def test_a_difference_below_the_noise_is_none(tmp_path: Path) -> None:
     assert row(diff([base, base], [new, new]), level="layer", layer="layers.0")["p"] > 0.4
 
 
-def test_kernels_new_gone_and_renamed(tmp_path: Path) -> None:
+def test_kernels_new_gone_and_renamed(tmp_path):
     renamed = compared(tmp_path, STEADY, STEADY, gemm="nvjet_b").kernels
     assert renamed[["what", "name", "now", "kernel_class", "count"]].to_numpy().tolist() == [
         ["renamed", "nvjet_a", "nvjet_b", "gemm", 1.0]
@@ -163,7 +161,7 @@ def blocks(path: Path, first: int, wall: int) -> Capture:
     return opened(file.write())
 
 
-def test_windows_without_steps_are_compared_by_their_blocks(tmp_path: Path) -> None:
+def test_windows_without_steps_are_compared_by_their_blocks(tmp_path):
     """Other blocks of one pass, with the same GPU work in each, in 400 ns and 460: those at the edges are cut."""
     result = diff(blocks(tmp_path / "base.sqlite", 3, 400), blocks(tmp_path / "new.sqlite", 9, 460))
     assert (result.unit, result.base_steps, result.new_steps) == ("block", 6, 6)
@@ -174,7 +172,7 @@ def test_windows_without_steps_are_compared_by_their_blocks(tmp_path: Path) -> N
     assert "The block takes" in str(result)
 
 
-def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path):
     base, few = opened(capture(tmp_path / "base.sqlite")), opened(capture(tmp_path / "few.sqlite", (1,)))
     trained = opened(capture(tmp_path / "trained.sqlite", backward=True))
     with pytest.raises(CaptureError, match="1 steps to compare, needed 2"):
@@ -187,7 +185,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path: Path) -> N
     assert "compared in spite of this: other windows" in result.warnings[0]
 
 
-def test_first_steps_can_be_left_out(tmp_path: Path) -> None:
+def test_first_steps_can_be_left_out(tmp_path):
     base = opened(capture(tmp_path / "base.sqlite", (900, *STEADY)))
     result = diff(base, base, steps=StepOptions(skip=1))
     assert result.base_steps == 6 and not any("warm-up" in note for note in result.notes)
@@ -211,7 +209,7 @@ def with_collective(path: Path, waits: tuple[int, ...]) -> Capture:
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def test_waiting_in_a_collective_is_no_change_of_a_layer(tmp_path: Path) -> None:
+def test_waiting_in_a_collective_is_no_change_of_a_layer(tmp_path):
     base = with_collective(tmp_path / "base.sqlite", (500,) * 5)
     new = with_collective(tmp_path / "new.sqlite", (9000,) * 5)
     result = diff(base, new, ["layers.0:+5%"])
@@ -222,7 +220,7 @@ def test_waiting_in_a_collective_is_no_change_of_a_layer(tmp_path: Path) -> None
     assert any("without communication" in note for note in result.notes)
 
 
-def test_several_runs_measure_the_noise_from_run_to_run(tmp_path: Path) -> None:
+def test_several_runs_measure_the_noise_from_run_to_run(tmp_path):
     def run(name: str, length: int) -> Capture:
         return opened(capture(tmp_path / f"{name}.sqlite", (length,) * 5))
 
@@ -256,7 +254,7 @@ def test_several_runs_measure_the_noise_from_run_to_run(tmp_path: Path) -> None:
         ("layers.* backward:+2%", True, "largest change +0.0 % (layers.1 backward)"),
     ],
 )
-def test_gates(tmp_path: Path, gate: str, held: bool, reason: str) -> None:
+def test_gates(tmp_path, gate, held, reason):
     base = opened(capture(tmp_path / "base.sqlite", backward=True))
     slow = opened(capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY), backward=True))
     outcome = diff(base, slow, [gate]).gates[0]
@@ -264,7 +262,7 @@ def test_gates(tmp_path: Path, gate: str, held: bool, reason: str) -> None:
     assert outcome.reason.startswith(reason)
 
 
-def test_a_gate_that_the_captures_cannot_decide_fails_unless_allowed(tmp_path: Path) -> None:
+def test_a_gate_that_the_captures_cannot_decide_fails_unless_allowed(tmp_path):
     base = opened(capture(tmp_path / "base.sqlite", (60, 140, 100, 70, 130, 100)))
     noisy = opened(capture(tmp_path / "new.sqlite", (150, 60, 140, 130, 75, 130)))
     outcome = diff(base, noisy, ["layers.0:+5%"]).gates[0]
@@ -282,13 +280,13 @@ def test_a_gate_that_the_captures_cannot_decide_fails_unless_allowed(tmp_path: P
         ("layers.0 backward:+5%", "neither capture has such a layer"),
     ],
 )
-def test_a_gate_of_another_form_or_on_nothing_is_refused(tmp_path: Path, gate: str, complaint: str) -> None:
+def test_a_gate_of_another_form_or_on_nothing_is_refused(tmp_path, gate, complaint):
     base = opened(capture(tmp_path / "base.sqlite"))
     with pytest.raises(UsageError, match=complaint):
         diff(base, base, [gate])
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line(tmp_path):
     capture(tmp_path / "base.sqlite")
     capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY))
 
@@ -311,7 +309,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert refused.returncode == 2 and needed in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
-def test_markdown_for_a_pull_request(tmp_path: Path) -> None:
+def test_markdown_for_a_pull_request(tmp_path):
     base = opened(capture(tmp_path / "base.sqlite"))
     slow = opened(
         capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY), gemm="nvjet_<b>|*`[x](y)&lt;")
@@ -332,7 +330,7 @@ def _renamed(path: Path, name: str, length: int, stall: int = 0) -> Path:
     return written(path, 100_000, steps)
 
 
-def test_a_gate_on_a_layer_that_was_renamed_is_undecided(tmp_path: Path) -> None:
+def test_a_gate_on_a_layer_that_was_renamed_is_undecided(tmp_path):
     base, new = (
         opened(_renamed(tmp_path / name, name, took)) for name, took in (("layers.0", 5_000), ("blocks.0", 9_000))
     )
@@ -351,7 +349,7 @@ TRIALS = 200
 
 
 @pytest.mark.parametrize("runs", [(1, 1), (3, 2)])
-def test_ten_percent_are_found_in_five_steps_with_one_percent_of_noise(runs: tuple[int, int]) -> None:
+def test_ten_percent_are_found_in_five_steps_with_one_percent_of_noise(runs):
     told = rates(TRIALS, Program(layers=12), slow=1.1, limit=0.05, runs=runs, seed=1)
     assert told.found >= 0.95
     assert told.fails_slower >= 0.95
@@ -360,7 +358,7 @@ def test_ten_percent_are_found_in_five_steps_with_one_percent_of_noise(runs: tup
 @pytest.mark.parametrize(
     ("layers", "limit", "runs"), [(12, 0.1, (1, 1)), (1, 0.05, (1, 1)), (12, 0.05, (3, 2)), (1, 0.05, (2, 2))]
 )
-def test_gates_on_identical_programs_hold(layers: int, limit: float, runs: tuple[int, int]) -> None:
+def test_gates_on_identical_programs_hold(layers, limit, runs):
     told = rates(TRIALS, Program(layers=layers), limit=limit, runs=runs, seed=2)
     assert told.fails_slower + told.fails_undecided <= 0.05
 
@@ -375,7 +373,7 @@ NEEDS_RUNS = (
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_other_laws_of_noise(law: str) -> None:
+def test_other_laws_of_noise(law):
     program, runs = Program(layers=12, law=LAWS[law]), (3, 2) if law in NEEDS_RUNS else (1, 1)
     found = rates(40, program, slow=1.1, limit=0.05, runs=runs, seed=4)
     identical = rates(40, program, limit=0.1, runs=runs, seed=5)
@@ -384,9 +382,7 @@ def test_other_laws_of_noise(law: str) -> None:
     assert identical.fails_slower == 0 and identical.fails_undecided <= 0.05
 
 
-def test_a_stall_in_ten_steps_is_trimmed_one_step_bounds_nothing_and_a_new_layer_has_no_relative_error(
-    tmp_path: Path,
-) -> None:
+def test_a_stall_in_ten_steps_is_trimmed_one_step_bounds_nothing_and_a_new_layer_has_no_relative_error(tmp_path):
     layer = row(compared(tmp_path, (100,) * 10, (*(100,) * 9, 400)), level="layer", layer="layers.0")
     assert (layer["new_ns"], layer["change_ns"]) == (100, 0)
     one, other = (opened(capture(tmp_path / f"{took}.sqlite", (took,))) for took in (100, 200))
@@ -404,7 +400,7 @@ def run(number: int) -> nvprof_kit.Capture:
     return nvprof_kit.open(DATA_EFFECTS / f"llama{number}-2024.2.sqlite.xz")
 
 
-def test_no_gate_fails_between_runs_of_one_program() -> None:
+def test_no_gate_fails_between_runs_of_one_program():
     itself = run(0).diff(run(0))
     assert (itself.rows["change_ns"] == 0).all() and not len(itself.kernels)
     for one, other in (*pairwise(range(10)), (9, 0)):
@@ -431,7 +427,7 @@ def slower(path: Path, number: int, layer: str, times: float) -> Path:
     return path
 
 
-def test_a_layer_that_is_a_tenth_slower_is_found(tmp_path: Path) -> None:
+def test_a_layer_that_is_a_tenth_slower_is_found(tmp_path):
     changed = slower(tmp_path / "slower.sqlite", 1, "model.layers.2.mlp", 1.1)
     compared = run(0).diff(changed, fail_on=["*:+5%"])
     assert not compared.held
@@ -443,7 +439,7 @@ def test_a_layer_that_is_a_tenth_slower_is_found(tmp_path: Path) -> None:
     assert told["change"].between(0.09, 0.11).all()
 
 
-def test_a_stalled_step_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_stalled_step_is_left_out_and_named(tmp_path):
     base, new = (opened(_renamed(tmp_path / f"{took}.sqlite", "layers.0", 5_000, took)) for took in (0, 3_000))
     result = diff(base, new, ["layers.*:+15%", "layers.*:+5%"])
     # layers.0 takes 5000 less the number of the step, 4998 in the middle; step 3 takes 7997 in NEW

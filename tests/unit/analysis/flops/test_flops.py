@@ -1,7 +1,5 @@
 """Operations counted, time captured: what each layer gets out of the GPU."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -115,7 +113,7 @@ def with_bytes(folder: Path, operators: list[tuple[int, str, int, int]]) -> Path
     return path
 
 
-def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path: Path) -> None:
+def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path):
     capture = named(training(tmp_path / "run.sqlite"), "NVIDIA H200")  # 4.8e3 bytes a ns, 989.4e3 operations in bf16
     operators = [
         (1, "bf16", 989_400 * 80, 4800),  # m.a forward: 80 ns of operations
@@ -139,7 +137,7 @@ MODELS = sorted(path.name.partition(".")[0] for path in (TESTS / "data" / "limit
 
 
 @pytest.mark.parametrize("model", [*MODELS, "../ncu/limits/run"])
-def test_no_layer_of_ten_models_is_faster_than_its_limit(model: str) -> None:
+def test_no_layer_of_ten_models_is_faster_than_its_limit(model):
     """Dense, MoE, SSM, ViT, diffusion, encoder-decoder, LoRA, checkpointed, compiled and decode on an H100; and a Llama
     of 7B shape and five models beside each other on an H200.
     """
@@ -156,7 +154,7 @@ def test_no_layer_of_ten_models_is_faster_than_its_limit(model: str) -> None:
     )
 
 
-def test_layers_have_the_limit_where_counts_lie_beside(tmp_path: Path) -> None:
+def test_layers_have_the_limit_where_counts_lie_beside(tmp_path):
     source = TESTS / "data" / "limits" / "llama.sqlite.xz"
     shutil.copy(source, tmp_path / "run.sqlite.xz")
     capture, keys = nvprof_kit.open(source), ["layer", "phase"]
@@ -180,7 +178,7 @@ def test_layers_have_the_limit_where_counts_lie_beside(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(damaged.to_frame(), without.to_frame())
 
 
-def test_advise_names_the_layers_that_are_far_from_their_limit(tmp_path: Path) -> None:
+def test_advise_names_the_layers_that_are_far_from_their_limit(tmp_path):
     source = TESTS / "data" / "limits" / "llama.sqlite.xz"
     found = [finding for finding in nvprof_kit.open(source).advise().findings if finding.rule == "far-from-limit"]
     assert [(finding.layer, finding.phase) for finding in found] == [("model.layers.0.self_attn", "backward")]
@@ -196,7 +194,7 @@ def test_advise_names_the_layers_that_are_far_from_their_limit(tmp_path: Path) -
     assert places == ["model.layers.0.self_attn", "model.layers.0.mlp"], "of nested layers the innermost"
 
 
-def test_diff_tells_more_work_from_less_efficiency(tmp_path: Path) -> None:
+def test_diff_tells_more_work_from_less_efficiency(tmp_path):
     base, new = (nvprof_kit.open(TESTS / "data" / "limits" / f"llama{name}.sqlite.xz") for name in ("", "-ckpt"))
     result = base.diff(new)
     step, recompute = (
@@ -222,7 +220,7 @@ def test_diff_tells_more_work_from_less_efficiency(tmp_path: Path) -> None:
     assert not (alike.rows["cause"] == "work").any()
 
 
-def test_diff_measures_the_change_of_work_at_the_efficiency_of_base(tmp_path: Path) -> None:
+def test_diff_measures_the_change_of_work_at_the_efficiency_of_base(tmp_path):
     sides = []
     for name, flops, attention in (("base", 40, 100), ("new", 60, 100)):
         folder = tmp_path / name
@@ -243,7 +241,7 @@ def test_diff_measures_the_change_of_work_at_the_efficiency_of_base(tmp_path: Pa
     assert "work_ns" not in sides[0].diff(tmp_path / "new" / "run.sqlite").rows
 
 
-def test_ncu_plan_prefers_the_kernels_with_most_time_above_their_limit(tmp_path: Path) -> None:
+def test_ncu_plan_prefers_the_kernels_with_most_time_above_their_limit(tmp_path):
     source = TESTS / "data" / "limits" / "llama.sqlite.xz"
     alone = nvprof_kit.open(shutil.copy(source, tmp_path / "run.sqlite.xz")).ncu_plan()
     preferred = nvprof_kit.open(source).ncu_plan()
@@ -260,7 +258,7 @@ def test_ncu_plan_prefers_the_kernels_with_most_time_above_their_limit(tmp_path:
     assert mlp.above_limit_ns == pytest.approx(mlp.gpu_ns - limit_ns, rel=1e-6)
 
 
-def test_the_recompute_of_a_block_inside_its_last_module(file: NsysFile, tmp_path: Path) -> None:
+def test_the_recompute_of_a_block_inside_its_last_module(file, tmp_path):
     ranges = [
         ("m", "forward", None, 1),
         ("block", "forward", 0, 1),
@@ -296,9 +294,7 @@ def test_the_recompute_of_a_block_inside_its_last_module(file: NsysFile, tmp_pat
     ("counted", "least"),
     [([(1, "bf16", 50), (3, "bf16", 50)], True), ([(1, "bf16", 50), (3, "bf16", 50), (4, "bf16", 50)], False)],
 )
-def test_a_step_of_which_not_all_is_counted_says_at_least(
-    tmp_path: Path, counted: list[tuple[int, str, int]], least: bool
-) -> None:
+def test_a_step_of_which_not_all_is_counted_says_at_least(tmp_path, counted, least):
     """The kernels of m.a's backward are matrix products of which no operation was counted, or all are counted."""
     result = joined(tmp_path, counted)
     notes = {key: row["note"] for key, row in table(result).items() if row["note"]}
@@ -313,7 +309,7 @@ def test_a_step_of_which_not_all_is_counted_says_at_least(
     assert "not counted" not in rows["m.a", "backward"]["note"]
 
 
-def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Path) -> None:
+def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path):
     capture = training(tmp_path / "run.sqlite")
     inside: list[Range] = [*TRAINING, ("m.a.b", "forward", 1, 3), ("lost", "forward", None, 1)]
     file = counts(tmp_path / "run.flops.json", inside, [(6, "bf16", 60), (7, "bf16", 20)])
@@ -324,7 +320,7 @@ def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path: Pa
     assert any("25.0 % of the operations counted" in warning for warning in result.warnings)  # 20 of 80
 
 
-def test_figures_go_by_the_call(tmp_path: Path) -> None:
+def test_figures_go_by_the_call(tmp_path):
     capture = training(tmp_path / "run.sqlite")
     ranges = [(layer, phase, inside, 4) for layer, phase, inside, _ in TRAINING]
     ranges[1] = ("m.a", "forward", 0, 8)
@@ -334,7 +330,7 @@ def test_figures_go_by_the_call(tmp_path: Path) -> None:
     assert any("0.25 to 0.5 times as often" in warning for warning in result.warnings)
 
 
-def test_a_type_without_a_peak_and_a_gpu_without_peaks(tmp_path: Path) -> None:
+def test_a_type_without_a_peak_and_a_gpu_without_peaks(tmp_path):
     rows = table(joined(tmp_path, [(1, "bf16", 10), (1, "complex64", 10)]))
     assert math.isnan(rows["m.a", "forward"]["mfu"]) and "no peak for complex64" in rows["m.a", "forward"]["note"]
     assert rows["m.a", "forward"]["tflops_per_s"] == 40 / 200 / 1000
@@ -350,7 +346,7 @@ def named(capture: Path, gpu: str) -> Path:
     return capture
 
 
-def test_the_peak_is_that_of_the_captures_gpu(tmp_path: Path) -> None:
+def test_the_peak_is_that_of_the_captures_gpu(tmp_path):
     capture = named(training(tmp_path / "run.sqlite"), "NVIDIA H200")
     file = counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 989_400)], gpu="NVIDIA A100-SXM4-80GB")
     result = nvprof_kit.open(capture).flops(file)
@@ -360,7 +356,7 @@ def test_the_peak_is_that_of_the_captures_gpu(tmp_path: Path) -> None:
     assert any("counted on NVIDIA A100-SXM4-80GB, captured on NVIDIA H200" in warning for warning in result.warnings)
 
 
-def test_gpus_by_the_name_that_cuda_gives_them() -> None:
+def test_gpus_by_the_name_that_cuda_gives_them():
     names = {
         "NVIDIA H200": "H200 SXM",
         "NVIDIA H100 80GB HBM3": "H100 SXM",
@@ -394,7 +390,7 @@ LISTED = (
 )
 
 
-def test_every_peak_has_a_source_and_is_dense() -> None:
+def test_every_peak_has_a_source_and_is_dense():
     assert {*LISTED.split(", ")} <= {peaks.name for _, peaks in known_gpus()}
     for match, peaks in known_gpus():
         assert peaks.source and match.pattern.startswith("^") and 1e11 < peaks.bandwidth < 1e13
@@ -411,7 +407,7 @@ def test_every_peak_has_a_source_and_is_dense() -> None:
         assert peaks.flops.get("bf16", peaks.flops["fp16"]) == peaks.flops["fp16"]
 
 
-def test_peaks_that_the_user_gives() -> None:
+def test_peaks_that_the_user_gives():
     own = dict([parse_peak("bf16=989e12")])
     found = peaks_of(["NVIDIA H200"], own)
     assert found is not None and found.flops["bf16"] == 989e12 and found.flops["fp8"] == 1978.9e12
@@ -421,7 +417,7 @@ def test_peaks_that_the_user_gives() -> None:
             parse_peak(wrong)
 
 
-def test_peaks_measured_beside_a_capture_go_before_the_table(tmp_path: Path) -> None:
+def test_peaks_measured_beside_a_capture_go_before_the_table(tmp_path):
     for name in ("decode.sqlite.xz", "decode.flops.json"):
         (tmp_path / name).symlink_to(TESTS / "data" / "limits" / name)
     capture, peaks = tmp_path / "decode.sqlite.xz", tmp_path / "gpu_peaks.json"
@@ -444,7 +440,7 @@ def test_peaks_measured_beside_a_capture_go_before_the_table(tmp_path: Path) -> 
         assert any("gpu_peaks.json" in str(warning) for warning in nvprof_kit.open(capture).layers().warnings)
 
 
-def test_the_file_beside_a_capture(tmp_path: Path) -> None:
+def test_the_file_beside_a_capture(tmp_path):
     (tmp_path / "run.flops.json").touch()
     (tmp_path / "train.rank3.flops.json").touch()
     for name in ("run.sqlite", "run.sqlite.xz", "run.nsys-rep", "run.json.gz", "run.json", "run.2.sqlite"):
@@ -468,7 +464,7 @@ def real_flops(name: str, golden: Golden) -> nvprof_kit.Flops:
     return result
 
 
-def test_a_real_capture_and_its_operations(golden: Golden) -> None:
+def test_a_real_capture_and_its_operations(golden):
     """A Llama of 12 layers on an H200, bf16, 8 sequences of 2048 tokens: `tests/gpu/programs/train.py --flops`."""
     result = real_flops("llama12-2024.2", golden)
     # 4 x 2048^2 and 3 x 2048 x 5632 weights a layer, 2048 x 32000 of the head: six operations a weight and token; the
@@ -480,7 +476,7 @@ def test_a_real_capture_and_its_operations(golden: Golden) -> None:
     assert not result.rows["note"].any()
 
 
-def test_a_real_capture_with_checkpointing(golden: Golden) -> None:
+def test_a_real_capture_with_checkpointing(golden):
     """4 layers, 4 sequences of 512 tokens, every block run again in backward: HFU beside MFU, each layer once a step.
 
     A block is run again until all is there that its backward needs: its down_proj is not.
@@ -530,7 +526,7 @@ HALF = {"range": 0, "name": "x", "dtype": "bf16", "runs": 1, "flops": 1.5}
         ({"ranges": [RANGE] + [RANGE | {"inside": n} for n in range(600)]}, "more than 500"),
     ],
 )
-def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path, content: str | dict[str, object], says: str) -> None:
+def test_a_file_that_is_none_is_one_clear_line(tmp_path, content, says):
     file = tmp_path / "run.flops.json"
     file.write_text(content if isinstance(content, str) else json.dumps(GOOD | content))
     with pytest.raises(CaptureError, match=says) as error:
@@ -538,7 +534,7 @@ def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path, content: str | di
     assert "\n" not in str(error.value) and str(file) in str(error.value)
 
 
-def test_the_verb(tmp_path: Path) -> None:
+def test_the_verb(tmp_path):
     capture = training(tmp_path / "run.sqlite")
     counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 150), (3, "bf16", 50), (4, "bf16", 80)])
     shown = CliRunner().invoke(group, ["flops", str(capture), "--peak", "bf16=1e9"])
@@ -549,7 +545,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert isinstance(wrong.exception, CaptureError) and "no such file" in str(wrong.exception)
 
 
-def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path: Path) -> None:
+def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path):
     capture, page = named(training(tmp_path / "run.sqlite"), "NVIDIA H200"), tmp_path / "page.html"
     for counted in (False, True):
         if counted:  # a step's 247,350,000 operations take 250 ns of 1000 at 989.4e12 a second
@@ -597,9 +593,7 @@ def capture_of_paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     st.lists(st.tuples(st.sampled_from(PATHS), st.sampled_from(PHASES), st.integers(0, 1000))),
     st.permutations([(path, phase) for path in PATHS for phase in PHASES]),
 )
-def test_what_is_nested_is_counted_once_wherever_it_lies(
-    capture_of_paths: Path, work: list[tuple[str, str, int]], order: list[tuple[str, str]]
-) -> None:
+def test_what_is_nested_is_counted_once_wherever_it_lies(capture_of_paths, work, order):
     """Ranges come in any order, so also at the top or in another's; forward lies in forward, as in the model."""
     ranges: list[Range] = []
     for path, phase in sorted(order, key=lambda key: key[0].count(".") if key[1] == "forward" else 9):
@@ -616,7 +610,7 @@ def test_what_is_nested_is_counted_once_wherever_it_lies(
         assert model <= flops and (phase != "recompute" or model == 0)
 
 
-def test_fused_limit_is_the_traffic_of_the_layer_as_one_kernel(tmp_path: Path) -> None:
+def test_fused_limit_is_the_traffic_of_the_layer_as_one_kernel(tmp_path):
     capture = named(training(tmp_path / "run.sqlite"), "NVIDIA H200")
     operators = [(1, "bf16", 989_400 * 30, 4800 * 20), (1, "", 0, 4800 * 50), (0, "", 0, 4800 * 15), (5, "", 0, 480)]
     file = with_bytes(tmp_path, operators)

@@ -1,7 +1,5 @@
 """Operations from a trace's shapes alone, against PyTorch's own counter on the same run, forward and backward."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +56,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_operations_are_those_of_pytorchs_counter(name: str, tmp_path: Path) -> None:
+def test_all_operations_are_those_of_pytorchs_counter(name, tmp_path):
     make, shape = MODELS[name]
     torch.manual_seed(0)
     model = make().requires_grad_(True)
@@ -91,7 +89,7 @@ def trace(folder: Path, *events: Event) -> Path:
 MM = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
 
 
-def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
+def test_what_cannot_be_counted_is_named(tmp_path):
     path = trace(
         tmp_path,
         event("cpu_op", "aten::linear", 0, 10, **MM),  # holds one that counts: it is that
@@ -111,13 +109,13 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
     assert any("operators of unknown work" in warning for warning in result.warnings)
 
 
-def test_a_trace_without_shapes_says_how_to_record_them(tmp_path: Path) -> None:
+def test_a_trace_without_shapes_says_how_to_record_them(tmp_path):
     with pytest.raises(CaptureError, match="record_shapes=True"):
         nvprof_kit.open(trace(tmp_path, event("cpu_op", "aten::mm", 0, 10))).flops()
 
 
 @pytest.mark.parametrize("dims", [[], [[2, 3]], [[2, "x"], [3, 4]], [[-2, 3], [3, 4]], 7, [None, None], [[True], 2]])
-def test_shapes_that_are_none_are_unknown_work(dims: object, tmp_path: Path) -> None:
+def test_shapes_that_are_none_are_unknown_work(dims, tmp_path):
     odd = event("cpu_op", "aten::mm", 20, 10, **{**MM, "Input Dims": dims})
     path = trace(tmp_path, event("cpu_op", "aten::mm", 0, 10, **MM), odd)
     result = nvprof_kit.open(path).flops()
@@ -165,7 +163,7 @@ def low_rank(transformers: Any) -> nn.Module:
     model: Any = causal_lm("Qwen2")(transformers).requires_grad_(False)
     for layer in model.model.layers:
         layer.self_attn.q_proj = LoRA(layer.self_attn.q_proj)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32}
@@ -180,7 +178,7 @@ SIX: dict[str, Callable[[Any], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", SIX)
-def test_shapes_and_counts_agree_on_six_models(name: str, tmp_path: Path) -> None:
+def test_shapes_and_counts_agree_on_six_models(name, tmp_path):
     """FLOPs exactly; bytes of forward and backward within 1 %, and of layers that have a hundredth of them within
     5 %: the shapes of indices, by which experts gather their tokens, are not recorded.
     """
@@ -216,7 +214,7 @@ def test_shapes_and_counts_agree_on_six_models(name: str, tmp_path: Path) -> Non
     assert ratio[ratio.index[0][0]].between(0.99, 1.01).all() and len(ratio[ratio.index[0][0]]) == 2
 
 
-def test_bytes_of_a_trace_give_limits_that_a_kernel_in_the_l2_does_not_break(tmp_path: Path) -> None:
+def test_bytes_of_a_trace_give_limits_that_a_kernel_in_the_l2_does_not_break(tmp_path):
     """A tensor that an operator has just written is not read from memory, but for what is larger than the L2."""
     types = {"Input type": ["c10::BFloat16"], "Concrete Inputs": [""]}
     small, large = ({"Input Dims": [[rows, 2**20]], "Input Strides": [[2**20, 1]], **types} for rows in (8, 64))
@@ -231,7 +229,7 @@ def test_bytes_of_a_trace_give_limits_that_a_kernel_in_the_l2_does_not_break(tmp
     assert row["dram_bytes"] == (16 + 128 + (128 - 50) + 2 * (128 - 2 * 50)) * mib
 
 
-def test_an_optimizer_of_which_shapes_are_not_recorded_is_unknown_work(tmp_path: Path) -> None:
+def test_an_optimizer_of_which_shapes_are_not_recorded_is_unknown_work(tmp_path):
     """The profiler leaves lists of more than 30 tensors empty."""
     lists = {"Input type": ["TensorList"] * 2, "Concrete Inputs": ["", ""]}
     recorded = {"Input Dims": [[[4, 4], [4]]] * 2, "Input Strides": [[[4, 1], [1]]] * 2, **lists}

@@ -1,7 +1,5 @@
 """Captures with the ranges of others: renamed by rules, and the backward pass told from sequence numbers."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache
@@ -14,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
-from support.golden import Golden
 from support.lane import examples
 
 import nvprof_kit
@@ -47,7 +44,7 @@ def plain(file: NsysFile, text: str, start: int, end: int, **more: Any) -> None:
     file.range_(text, start, end, category=None, domain="", registered=False, **more)
 
 
-def test_rules_of_the_user_and_what_they_leave_out(file: NsysFile) -> None:
+def test_rules_of_the_user_and_what_they_leave_out(file):
     for text, start in (("block 0", 100), ("block 1", 200)):
         file.range_(text, start, start + 90, category=None, domain="mine")
         file.range_("qkv", start + 10, start + 20, category=None, domain="mine")
@@ -72,7 +69,7 @@ layer = ".{part}"
     assert "own.toml" in issue and "'who knows'" in issue
 
 
-def test_reentrant_checkpointing_numbers_on_its_own_thread(file: NsysFile) -> None:
+def test_reentrant_checkpointing_numbers_on_its_own_thread(file):
     """Inside a node, a recompute on the engine's thread made node 5 anew, and a backward pass in the backward pass
     runs it: its maker is the recompute's, not the main thread's node 5 of another layer.
     """
@@ -95,7 +92,7 @@ def test_reentrant_checkpointing_numbers_on_its_own_thread(file: NsysFile) -> No
     }
 
 
-def test_backward_of_our_ranges_beside_emit_nvtx_in_a_window_that_began_behind_a_forward(file: NsysFile) -> None:
+def test_backward_of_our_ranges_beside_emit_nvtx_in_a_window_that_began_behind_a_forward(file):
     """AccumulateGrad, which nothing made, is of the layer whose node ran before it."""
     file.range_("layers.0", 100, 200)
     plain(file, "aten::mm, seq = 5, op_id = 1", 110, 120)
@@ -145,7 +142,7 @@ def maker_of(rows: list[tuple[int, bool, int, int]], node: int) -> int:
 
 @settings(max_examples=examples(50))
 @given(operators.filter(bool))
-def test_any_operators(rows: list[tuple[int, bool, int, int]]) -> None:
+def test_any_operators(rows):
     assert makers(laid_out(rows)).tolist() == [maker_of(rows, index) for index in range(len(rows))]
 
 
@@ -155,7 +152,7 @@ OUTER = np.array([NONE, 0, 1, 0, NONE])
 
 @settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(-1, 3)), min_size=1, max_size=20))
-def test_envelopes_nest_and_cover_their_nodes(rows: list[tuple[int, int]]) -> None:
+def test_envelopes_nest_and_cover_their_nodes(rows):
     """At each node, the envelopes around it are its layer and the layers around that, from the inside out."""
     found = laid_out([(thread, True, 0, NONE) for thread, _ in rows])
     owner = np.array([layer for _, layer in rows])
@@ -194,7 +191,7 @@ def operations(name: str, *phases: str) -> dict[tuple[str, str], tuple[int, int]
 
 
 @pytest.mark.parametrize("name", sorted(CAPTURES))
-def test_the_table_is_the_golden_one(name: str, golden: Golden) -> None:
+def test_the_table_is_the_golden_one(name, golden):
     columns = (TESTS / f"golden/foreign/{name}.csv").read_text(encoding="utf-8").partition("\n")[0].split(",")
     golden(f"foreign/{name}.csv", layers_of(name).rows[columns].to_csv(index=False))
     said = " ".join(layers_of(name).warnings)
@@ -203,7 +200,7 @@ def test_the_table_is_the_golden_one(name: str, golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("name", ["emit-nvtx-2024.2", "emit-nvtx-shapes-2024.2", "emit-nvtx-checkpoint-2024.2"])
-def test_sequence_numbers_tell_each_layer_the_operations_that_our_ranges_tell_it(name: str) -> None:
+def test_sequence_numbers_tell_each_layer_the_operations_that_our_ranges_tell_it(name):
     """66 rows, module by module: the same number of calls and of operations, forward and backward."""
     ours = operations("ours-2024.2", "forward", "backward")
     assert len(ours) > 60
@@ -211,7 +208,7 @@ def test_sequence_numbers_tell_each_layer_the_operations_that_our_ranges_tell_it
 
 
 @pytest.mark.parametrize("name", ["torch-nvtx-2024.2", "plain-nvtx-2024.2"])
-def test_module_paths_alone_tell_the_forward(name: str) -> None:
+def test_module_paths_alone_tell_the_forward(name):
     assert operations(name, "forward") == operations("ours-2024.2", "forward")
     assert not operations(name, "backward")
 
@@ -228,7 +225,7 @@ def by_block(name: str, block: str) -> Counter[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("trace", "ranged"), [("kineto-stack", "ours-2024.2"), ("kineto-checkpoint", "emit-nvtx-checkpoint-2024.2")]
 )
-def test_a_pytorch_trace_tells_the_same_operations(trace: str, ranged: str) -> None:
+def test_a_pytorch_trace_tells_the_same_operations(trace, ranged):
     """By class and number instead of by path, block by block."""
     stacked = by_block(trace, r"LlamaDecoderLayer\.(\d+)")
     assert stacked == by_block(ranged, r"layers\.(\d+)")
@@ -258,7 +255,7 @@ def fsdp(path: Path) -> Path:
     return file.write()
 
 
-def test_a_block_lasts_from_the_start_before_to_the_end_after(tmp_path: Path) -> None:
+def test_a_block_lasts_from_the_start_before_to_the_end_after(tmp_path):
     layers_of = nvprof_kit.open(fsdp(tmp_path / "a.sqlite")).layers()
     total = dict(zip(layers_of.rows["layer"], layers_of.rows["gpu_total_ns"], strict=True))
     for number in range(3):
@@ -271,7 +268,7 @@ def test_a_block_lasts_from_the_start_before_to_the_end_after(tmp_path: Path) ->
     assert any("from the ranges of emit_nvtx" in warning for warning in layers_of.warnings)
 
 
-def test_ranges_of_libraries_are_no_layers(file: NsysFile) -> None:
+def test_ranges_of_libraries_are_no_layers(file):
     file.range_("ncclAllReduce", 0, 50, category=None, domain="NCCL")
     file.kernel(100, 130, launched=(10, 12), name="ncclDevKernel_AllReduce")
     layers_of = nvprof_kit.open(file.write()).layers()

@@ -3,8 +3,6 @@
 They are never committed. The expected figures are of an independent computation, `support.published`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -24,7 +22,7 @@ TRACES = sorted(FOLDER.glob("*.json.gz"))
 
 
 @needs_before
-def test_the_blocks_of_each_rank() -> None:
+def test_the_blocks_of_each_rank():
     (_, first), (_, second) = sorted(blocks_of(BEFORE).items())
     assert [len(first), len(second)] == [16, 16]
     assert [round(sum(gpu for gpu, _ in rank.values()) / 1e6, 2) for rank in (first, second)] == [260.76, 252.59]
@@ -45,7 +43,7 @@ def test_the_blocks_of_each_rank() -> None:
 
 @pytest.mark.skipif(not TRACES, reason="needs NVPROF_KIT_PUBLISHED with PyTorch traces")
 @pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
-def test_the_modules_of_a_trace_have_the_time_of_the_kernels_launched_in_them(trace: Path) -> None:
+def test_the_modules_of_a_trace_have_the_time_of_the_kernels_launched_in_them(trace):
     """Where the layers are from module events; graph replays and compiled models have theirs from elsewhere."""
     expected = {layer: time for layer, time in module_blocks(trace).items() if time}
     rows = nvprof_kit.open(trace).layers(steps="all", fold=False).rows
@@ -56,7 +54,7 @@ def test_the_modules_of_a_trace_have_the_time_of_the_kernels_launched_in_them(tr
 
 
 @pytest.mark.skipif(not AFTER.exists(), reason="needs NVPROF_KIT_PUBLISHED with mfu_after.sqlite")
-def test_the_two_are_compared_by_their_blocks() -> None:
+def test_the_two_are_compared_by_their_blocks():
     result = nvprof_kit.open(BEFORE).diff(AFTER)
     walls = [
         median(wall for rank in blocks_of(path).values() for _, wall in rank.values()) / 1e6 for path in (BEFORE, AFTER)

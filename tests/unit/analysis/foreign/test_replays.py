@@ -1,7 +1,5 @@
 """Kernels of graph replays in a PyTorch trace, named by the trace of the graph's capture."""
 
-from __future__ import annotations
-
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -94,7 +92,7 @@ def layers(trace: Trace, capture: Path, folder: Path) -> tuple[dict[str, tuple[i
 
 @pytest.mark.parametrize("names", [True, False], ids=["ROCm", "CUDA"])
 @pytest.mark.parametrize("graphs", [False, True], ids=["one graph", "a graph for each block"])
-def test_modules_of_the_capture_name_every_kernel_of_its_replays(tmp_path: Path, names: bool, graphs: bool) -> None:
+def test_modules_of_the_capture_name_every_kernel_of_its_replays(tmp_path, names, graphs):
     capture, trace = captured(tmp_path / "capture.json", graphs=graphs, names=names), Trace()
     for _ in range(2):
         for _ in range(4 if graphs else 1):
@@ -114,9 +112,7 @@ def test_modules_of_the_capture_name_every_kernel_of_its_replays(tmp_path: Path,
         pytest.param(("copy", *BLOCK), 4, 2, "85.7%", id="a kernel that the capture does not have"),
     ],
 )
-def test_sequences_that_differ_are_aligned(
-    tmp_path: Path, kernels: tuple[str, ...], attention: int, mlp: int, share: str
-) -> None:
+def test_sequences_that_differ_are_aligned(tmp_path, kernels, attention, mlp, share):
     trace = Trace()
     trace.replay(*kernels, *3 * BLOCK)
     found, warnings = layers(trace, captured(tmp_path / "capture.json"), tmp_path)
@@ -128,7 +124,7 @@ def test_sequences_that_differ_are_aligned(
     assert (share == "100.0%") == ("(none)" not in found)
 
 
-def test_operators_of_a_compiled_model_name_the_parts_of_blocks_found_by_structure(tmp_path: Path) -> None:
+def test_operators_of_a_compiled_model_name_the_parts_of_blocks_found_by_structure(tmp_path):
     trace = Trace()
     trace.replay(*4 * BLOCK)
     found, warnings = layers(trace, captured(tmp_path / "capture.json", modules=False), tmp_path)
@@ -138,7 +134,7 @@ def test_operators_of_a_compiled_model_name_the_parts_of_blocks_found_by_structu
 
 
 @pytest.mark.parametrize(("name", "replays"), [("qwen3", 3), ("streams", 3), ("pieces", 2)])
-def test_replays_on_cuda_have_the_layers_of_the_same_work_launched_eagerly(name: str, replays: int) -> None:
+def test_replays_on_cuda_have_the_layers_of_the_same_work_launched_eagerly(name, replays):
     """CUDA's calls do not tell what they launch, and several streams change the order of the kernels."""
     eager, replay, capture = (DATA / "replays" / f"{name}-{part}.json.xz" for part in ("eager", "replay", "capture"))
     truth = kernels(nvprof_kit.open(eager).layers(columns="class"))
@@ -159,9 +155,7 @@ def kernels(table: nvprof_kit.Result) -> dict[str, tuple[int, frozenset[str]]]:
 
 
 @pytest.mark.parametrize(("lengths", "found"), [((1, 9), "blocks.2.attention"), ((9, 1), "Net.Encoder.2")])
-def test_a_compiled_model_with_most_of_the_time_has_its_blocks_by_structure(
-    tmp_path: Path, lengths: tuple[int, int], found: str
-) -> None:
+def test_a_compiled_model_with_most_of_the_time_has_its_blocks_by_structure(tmp_path, lengths, found):
     """It is one module beside others, which are numbered."""
     trace = Trace()
 
@@ -183,7 +177,7 @@ def test_a_compiled_model_with_most_of_the_time_has_its_blocks_by_structure(
     assert not {"blocks.2.attention", "Net.Encoder.2"} - {found} & layers
 
 
-def test_what_is_no_pair_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_is_no_pair_is_refused_in_one_line(tmp_path):
     capture = captured(tmp_path / "capture.json")
     trace = Trace()
     trace.replay(*BLOCK)

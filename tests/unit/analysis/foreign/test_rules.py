@@ -1,7 +1,5 @@
 """Rules: what a range is by its text, from a file of the user's or a preset."""
 
-from __future__ import annotations
-
 import pytest
 
 from nvprof_kit._analysis.foreign.rules import parse_rules, preset
@@ -66,7 +64,7 @@ layer = "by category"
         ("fwd/", None, RangeName("fwd/", NOTHING)),  # the whole text must match
     ],
 )
-def test_a_file_of_rules(text: str, category: str | None, expected: RangeName) -> None:
+def test_a_file_of_rules(text, category, expected):
     assert parse_rules(OWN, "own.toml").meaning(text, category).name == expected
 
 
@@ -94,7 +92,7 @@ def test_a_file_of_rules(text: str, category: str | None, expected: RangeName) -
         ("a = " + "[" * 5000, "not TOML: lists or tables inside each other too deep"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line(text: str, complaint: str) -> None:
+def test_a_wrong_file_is_told_in_one_line(text, complaint):
     with pytest.raises(UsageError, match=complaint) as error:
         parse_rules(text, "own.toml")
     assert "\n" not in str(error.value)
@@ -152,7 +150,7 @@ def module(path: str, side: str = "Inputs") -> str:
         ("emit-nvtx", "MmBackward0, seq = 5, op_id = 18", "user"),
     ],
 )  # fmt: skip
-def test_presets(name: str, text: str, expected: str) -> None:
+def test_presets(name, text, expected):
     """A category, and the text unless it stays; of what means nothing the category alone."""
     meaning = preset(name).meaning(text).name
     category, _, changed = expected.partition(" ")

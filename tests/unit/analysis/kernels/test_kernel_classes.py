@@ -1,7 +1,5 @@
 """Kernel classes: every rule recognises its examples, users' rules come first, and silence is said aloud."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Iterable
@@ -31,7 +29,7 @@ def classified(folder: Path, names: Iterable[str], **options: Path) -> dict[str,
     return {row.name: (row.kernel_class, row.family) for row in rows.itertuples(index=False)}
 
 
-def test_a_rule_recognises_its_examples(tmp_path: Path) -> None:
+def test_a_rule_recognises_its_examples(tmp_path):
     assert all(rule["example"] for rule in RULES)
     expected = {name: (rule["class"], rule["name"]) for rule in RULES for name in examples_of(rule)}
     assert classified(tmp_path, expected) == expected
@@ -42,7 +40,7 @@ def examples_of(rule: dict[str, str | list[str]]) -> list[str]:
     return [example] if isinstance(example, str) else example
 
 
-def test_labelled_names_of_real_kernels_have_their_class(tmp_path: Path) -> None:
+def test_labelled_names_of_real_kernels_have_their_class(tmp_path):
     with (DATA / "kernel-names.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     assert len(rows) >= 600
@@ -51,7 +49,7 @@ def test_labelled_names_of_real_kernels_have_their_class(tmp_path: Path) -> None
     assert [row for row in rows if found[row["name"]][0] != row["class"]] == []
 
 
-def test_what_matches_no_rule_is_other_and_told(file: NsysFile) -> None:
+def test_what_matches_no_rule_is_other_and_told(file):
     file.range_("layers.0", 100, 200)
     file.kernel(300, 330, launched=(110, 115), name="nvjet_sm90_tst")
     file.kernel(330, 350, launched=(120, 125), name="strange")
@@ -76,7 +74,7 @@ def test_what_matches_no_rule_is_other_and_told(file: NsysFile) -> None:
         ("[[rule]]\nmatch = 'layers.*'\nlayer = 'block'\n", "block"),
     ],
 )
-def test_kernels_and_ranges_have_rules_in_one_file(ranges: str, layer: str, file: NsysFile, tmp_path: Path) -> None:
+def test_kernels_and_ranges_have_rules_in_one_file(ranges, layer, file, tmp_path):
     file.range_("layers.0", 100, 200, category=None)
     file.kernel(300, 330, launched=(110, 115), name="frobnicate")
     own = tmp_path / "own.toml"
@@ -101,7 +99,7 @@ def test_kernels_and_ranges_have_rules_in_one_file(ranges: str, layer: str, file
         ("[[kernel]]\nname = 'a'\nclass = 'gemm'\nmatch = 'x'\nexample = 5", "example = 5; needed a text"),
     ],
 )
-def test_a_wrong_rule_is_one_clear_line(text: str, complaint: str, tmp_path: Path) -> None:
+def test_a_wrong_rule_is_one_clear_line(text, complaint, tmp_path):
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(UsageError, match=r"own\.toml") as caught:
         classified(tmp_path, ["a"], rules=tmp_path / "own.toml")

@@ -1,7 +1,5 @@
 """Equal blocks as one row."""
 
-from __future__ import annotations
-
 import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +40,7 @@ def told(tree: pd.DataFrame, *columns: str, folds: bool | None = True) -> list[t
     return list(fold_tree(tree, folds)[0][["layer", *columns]].itertuples(index=False, name=None))
 
 
-def test_two_kinds_in_turn_are_two_rows() -> None:
+def test_two_kinds_in_turn_are_two_rows():
     # local and global attention: no block is unlike, and neither median is the other's
     tree = blocks(12, {number: 160 for number in range(1, 12, 2)})
     assert told(tree, "count", "unlike")[1::2] == [
@@ -51,7 +49,7 @@ def test_two_kinds_in_turn_are_two_rows() -> None:
     ]
 
 
-def test_nested_lists_fold_together() -> None:
+def test_nested_lists_fold_together():
     # four stages of three blocks: 12 blocks of 10 ns
     rows = [("", "", 0, 0)][:0]
     for stage in range(4):
@@ -68,7 +66,7 @@ def test_nested_lists_fold_together() -> None:
     st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.booleans()), max_size=20),
     st.sampled_from([True, False, None]),
 )
-def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], folds: bool | None) -> None:
+def test_no_row_and_no_nanosecond_is_lost(times, folds):
     rows = []
     for number, (forward, backward, has_part) in enumerate(times):
         rows.append((f"h.{number}", "", forward, backward))
@@ -84,7 +82,7 @@ def test_no_row_and_no_nanosecond_is_lost(times: list[tuple[int, int, bool]], fo
             assert kept == all_of_it
 
 
-def test_ranked_lists_in_lists_fold_by_place_unless_the_places_are_alike() -> None:
+def test_ranked_lists_in_lists_fold_by_place_unless_the_places_are_alike():
     # experts cost the same; of each decoder block, layer.0 is self-attention, layer.1 cross-attention
     expert = [{"layer": f"layers.{one}.experts.{two}", "gpu_ns": 100 + one} for one in range(4) for two in range(3)]
     decoder = [{"layer": f"block.{one}.layer.{two}", "gpu_ns": (600, 200)[two]} for one in range(4) for two in range(2)]

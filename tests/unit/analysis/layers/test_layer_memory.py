@@ -1,11 +1,8 @@
 """Memory of the layers: what their ranges carry, and CUDA's own allocations, by hand and on a real capture."""
 
-from __future__ import annotations
-
 import lzma
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 from support.captures.nsys_memory import Allocations, carry
-from support.golden import Golden
 from support.lane import examples
 
 import nvprof_kit
@@ -30,7 +26,7 @@ def table(path: Path, *, by_step: bool = False) -> pd.DataFrame:
     return nvprof_kit.open(path).layers(steps="all", by="step" if by_step else None, columns="memory").rows
 
 
-def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(file: NsysFile) -> None:
+def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(file):
     file.range_("model.layers.0", 100, 200)
     carry(file, (101, 1100), (199, 1250), peak=1900)
     file.kernel(150, 160, launched=(120, 130))
@@ -39,7 +35,7 @@ def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(file
     assert rows["cuda_alloc_bytes"].isna().all()
 
 
-def test_more_bytes_than_a_machine_has_are_refused(file: NsysFile) -> None:
+def test_more_bytes_than_a_machine_has_are_refused(file):
     file.range_("layers.0", 100, 200)
     file.kernel(150, 160, launched=(120, 130))
     events = Allocations()
@@ -48,7 +44,7 @@ def test_more_bytes_than_a_machine_has_are_refused(file: NsysFile) -> None:
         table(events.into(file.write()))
 
 
-def test_a_capture_without_memory_says_how_to_get_it(file: NsysFile) -> None:
+def test_a_capture_without_memory_says_how_to_get_it(file):
     file.range_("layers.0", 100, 200)
     file.kernel(150, 160, launched=(120, 130))
     with pytest.raises(CaptureError, match=r"no memory in this capture; record it with .*--preset memory") as error:
@@ -70,9 +66,7 @@ def test_a_capture_without_memory_says_how_to_get_it(file: NsysFile) -> None:
     by_step=st.booleans(),
 )
 @settings(max_examples=examples(20))
-def test_nothing_that_cuda_handed_out_is_lost(
-    tmp_path_factory: pytest.TempPathFactory, ranges: list[Any], events: list[Any], by_step: bool
-) -> None:
+def test_nothing_that_cuda_handed_out_is_lost(tmp_path_factory, ranges, events, by_step):
     file = NsysFile(tmp_path_factory.mktemp("random") / "a.sqlite")
     file.range_("step 4", 20, 100, category="step", payload=4)
     for start, length, layer, tid in ranges:
@@ -91,13 +85,13 @@ def test_nothing_that_cuda_handed_out_is_lost(
 
 
 @pytest.mark.parametrize("capture", ["caching-2024.2", "uncached-2024.2"])
-def test_golden_tables(capture: str, golden: Golden) -> None:
+def test_golden_tables(capture, golden):
     made = table(DATA / "memory" / f"{capture}.sqlite.xz")
     found = made[["layer", "phase", "calls", *MEMORY]].to_csv(index=False)
     golden(f"memory/{capture}.csv", found)
 
 
-def test_a_real_capture() -> None:
+def test_a_real_capture():
     """An H200 with --cuda-memory-usage=true: 76 calls of cudaMalloc, 3,493,855,232 bytes, by
     ``SELECT sum(bytes) FROM CUDA_GPU_MEMORY_USAGE_EVENTS WHERE start > 0 AND memKind = 2 AND memoryOperationType = 0``.
     """
@@ -113,7 +107,7 @@ def test_a_real_capture() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-2023.4", "checkpoint-2023.4", "checkpoint-reentrant-2023.4"])
-def test_real_captures_lose_nothing(name: str, tmp_path: Path) -> None:
+def test_real_captures_lose_nothing(name, tmp_path):
     plain = tmp_path / "run.sqlite"
     with lzma.open(DATA / f"{name}.sqlite.xz") as packed, plain.open("wb") as out:
         shutil.copyfileobj(packed, out)
@@ -131,7 +125,7 @@ def test_real_captures_lose_nothing(name: str, tmp_path: Path) -> None:
     assert kind["attention_ns"] == attention > 0  # all of it is in the blocks
 
 
-def test_a_recording_of_an_h200_agrees_with_cuda_events() -> None:
+def test_a_recording_of_an_h200_agrees_with_cuda_events():
     """Each block's forward, beside what CUDA events in hooks of their own took in the very same steps."""
     kinds = {f"{kind}_blocks.{number}": kind for kind in ("spatial", "temporal") for number in range(4)}
     profile = layer_profile(open_capture(DATA / "profiler" / "video.json.xz", optional=("name",)), kinds)

@@ -1,11 +1,8 @@
 """Every number of the per-layer table of real captures, against an independent computation."""
 
-from __future__ import annotations
-
 import itertools
 import lzma
 import tempfile
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +13,6 @@ from hypothesis import strategies as st
 from support.brute_force.layers import BruteForce
 from support.captures.as_folder import as_folder
 from support.captures.nsys_file import PUSH_POP, SCHEMAS, START_END, NsysFile, thread
-from support.golden import Golden
 from support.lane import examples
 
 import nvprof_kit
@@ -42,7 +38,7 @@ def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["all", "by-step"])
-def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> None:
+def test_every_number_equals_the_brute_force(capture, by_step):
     result = nvprof_kit.open(capture.path).layers(steps="all", by="step" if by_step else None)
     rows = result.rows
     expected = capture.truth.table(by_step, dict(zip(result.tree["layer"], result.tree["parent"], strict=True)))
@@ -55,7 +51,7 @@ def test_every_number_equals_the_brute_force(capture: Case, by_step: bool) -> No
         assert row["share"] == pytest.approx(expected[key]["share"], abs=1e-12)
 
 
-def test_it_adds_up_to_the_golden_table(capture: Case, golden: Golden) -> None:
+def test_it_adds_up_to_the_golden_table(capture, golden):
     result = nvprof_kit.open(capture.path).layers(steps="all")
     golden(f"layers/{capture.path.stem}.csv", result.rows.to_csv(index=False))
     expected = sum(op["ns"] for op in capture.truth.operations())
@@ -86,14 +82,14 @@ NAMES = st.sampled_from([(category, text) for category, texts in RANGES.items() 
 def trees(depth: int = 3) -> st.SearchStrategy[list[tuple[tuple[str, str], list[object]]]]:
     """Nested ranges: a list of (name, inner list)."""
     inner = st.just([]) if depth == 0 else st.deferred(lambda: trees(depth - 1))
-    return st.lists(st.tuples(NAMES, inner), max_size=3)  # type: ignore[arg-type]
+    return st.lists(st.tuples(NAMES, inner), max_size=3)
 
 
 def lay_out(file: NsysFile, tree: list[tuple[tuple[str, str], list[object]]], start: int, tid: int, pid: int) -> int:
     """Write the ranges with room for launches before, inside and after each; returns where they end."""
     for (category, text), inner in tree:
         begin = start + 10
-        end = lay_out(file, inner, begin, tid, pid) + 10  # type: ignore[arg-type]
+        end = lay_out(file, inner, begin, tid, pid) + 10
         payload = int(text[-1]) if category == "step" else None
         file.range_(text, begin, end, category=category, tid=tid, pid=pid, payload=payload)
         start = end
@@ -128,15 +124,13 @@ def expected_of(truth: BruteForce, parent: dict[str, str], by_step: bool = False
 
 @settings(max_examples=examples(30))
 @given(st.dictionaries(threads, trees(), min_size=1, max_size=4), launches, graphs, st.sampled_from([*SCHEMAS]))
-def test_any_capture(
-    by_thread: dict[tuple[int, int], list[object]], launched: list[Any], replayed: list[Any], schema: str
-) -> None:
+def test_any_capture(by_thread, launched, replayed, schema):
     with tempfile.TemporaryDirectory() as folder:
         file = NsysFile(Path(folder) / "any.sqlite", schema)
         file.range_("theirs", 0, 100, domain="other", pid=2, category=None)  # so that ours has another id there
         file.range_("never", 100_000, 100_001)
         for (pid, tid), tree in by_thread.items():
-            lay_out(file, tree, 0, tid, pid)  # type: ignore[arg-type]
+            lay_out(file, tree, 0, tid, pid)
         ids = {1: count(1), 2: count(1)}  # those of two processes are the same
         for (pid, tid), call, start, length, device in launched:
             thread_of = {"tid": tid, "pid": pid, "correlation": next(ids[pid])}
@@ -165,9 +159,7 @@ crossing = st.lists(
 
 @settings(max_examples=examples(30))
 @given(crossing, st.lists(st.tuples(st.integers(0, 130), st.integers(1, 9)), min_size=1, max_size=12))
-def test_ranges_that_cross(
-    ranges: list[tuple[int, tuple[str, str], int, int]], launched: list[tuple[int, int]]
-) -> None:
+def test_ranges_that_cross(ranges, launched):
     with tempfile.TemporaryDirectory() as folder:
         file = NsysFile(Path(folder) / "any.sqlite")
         file.range_("never", 100_000, 100_001)
@@ -200,7 +192,7 @@ def sums(result: nvprof_kit.Layers) -> dict[tuple[str, str], int]:
     return dict(zip(zip(rows["layer"], rows["phase"], strict=True), rows["gpu_self_ns"], strict=True))
 
 
-def test_the_phase_stands_in_the_category_or_else_in_the_text(file: NsysFile) -> None:
+def test_the_phase_stands_in_the_category_or_else_in_the_text(file):
     file.range_("layers.0 backward", 0, 10, category="backward")
     file.range_("layers.1", 10, 20, category="backward")  # a capture whose text lacks the suffix
     file.range_("layers.2 backward", 20, 30, category=None)  # one without categories
@@ -210,7 +202,7 @@ def test_the_phase_stands_in_the_category_or_else_in_the_text(file: NsysFile) ->
     assert sums(table(file)) == {(f"layers.{n}", "backward"): 1 for n in range(3)} | {("(none)", "optimizer"): 1}
 
 
-def test_the_models_order_even_where_the_window_begins_in_the_middle(file: NsysFile) -> None:
+def test_the_models_order_even_where_the_window_begins_in_the_middle(file):
     names = ["model", "model.embed", "model.layers.9", "model.layers.10", "model.norm"]
     for start in (0, 1000):
         file.range_("model", start, start + 500)
@@ -279,9 +271,7 @@ def another_programs(file: NsysFile) -> None:
         (another_programs, {}, ""),
     ],
 )
-def test_what_a_capture_lacks_is_said(
-    write: Callable[[NsysFile], None], more: dict[tuple[str, str], int], warning: str, file: NsysFile
-) -> None:
+def test_what_a_capture_lacks_is_said(write, more, warning, file):
     file.range_("layers.0", 0, 100)
     file.kernel(50, 60, launched=(10, 11))
     write(file)
@@ -290,7 +280,7 @@ def test_what_a_capture_lacks_is_said(
     assert sum(warning in one for one in result.warnings) == bool(warning)
 
 
-def test_time_outside_steps_is_said(file: NsysFile) -> None:
+def test_time_outside_steps_is_said(file):
     """A capture that began in a step lacks its range, and those of the layers that were open."""
     file.kernel(500, 501, launched=(10, 11))
     file.range_("layers.7", 100, 150)
@@ -301,7 +291,7 @@ def test_time_outside_steps_is_said(file: NsysFile) -> None:
     assert left_out == ["42.9 % of the time is outside steps and left out; --steps all includes it"]
 
 
-def test_correlation_ids_begin_anew_in_a_second_window_and_in_another_process(file: NsysFile) -> None:
+def test_correlation_ids_begin_anew_in_a_second_window_and_in_another_process(file):
     """Loading a module copies its constants: that it launches is not in the call's name, but in its id."""
     for number in (0, 1):
         file.range_(f"layers.{number}", 10_000 * number, 10_000 * number + 200)
@@ -314,7 +304,7 @@ def test_correlation_ids_begin_anew_in_a_second_window_and_in_another_process(fi
 
 
 @pytest.mark.parametrize("release", ["2023.4", "2024.2"])
-def test_replayed_layers_agree_with_eager_ones(release: str) -> None:
+def test_replayed_layers_agree_with_eager_ones(release):
     """But for attention, which adds a mask in the graph. Small layers vary by some percent, all together by one."""
     eager, replayed = (nvprof_kit.open(DATA / f"{name}-{release}.sqlite.xz").layers() for name in ("eager", "graph"))
     keys = ["layer", "phase"]

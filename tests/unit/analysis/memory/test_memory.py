@@ -1,7 +1,5 @@
 """Snapshots in, who held the memory out."""
 
-from __future__ import annotations
-
 import io
 import lzma
 import pickle
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.brute_force.caching_allocator import Replay
 from support.captures.snapshot_file import SnapshotFile, training
-from support.golden import Golden
 from support.lane import examples
 
 from nvprof_kit import Memory, MemorySnapshot, open_snapshot
@@ -38,7 +35,7 @@ def analysed(file: SnapshotFile, folder: Path) -> Memory:
     return read(file, folder).memory()
 
 
-def test_without_history_the_segments_remain(tmp_path: Path) -> None:
+def test_without_history_the_segments_remain(tmp_path):
     file = SnapshotFile()
     file.alloc(100, event=False)
     result = analysed(file, tmp_path)
@@ -50,7 +47,7 @@ def test_without_history_the_segments_remain(tmp_path: Path) -> None:
 
 @settings(max_examples=examples(30))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), max_size=40), st.integers(0, 3))
-def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, actions: list, early: int) -> None:
+def test_nothing_is_lost(tmp_path_factory, actions, early):
     """At the peak, and at every moment, blocks by layer and what was before add up to the level."""
     file = SnapshotFile()
     live = [file.alloc(512, event=False) for _ in range(early)]
@@ -79,7 +76,7 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, actions: list
         assert present["size_bytes"][present["start"] >= 0].sum() + from_before == expected
 
 
-def test_the_report_the_page_and_the_plots(tmp_path: Path) -> None:
+def test_the_report_the_page_and_the_plots(tmp_path):
     snapshot = read(training(3000, layers=3), tmp_path)
     result = snapshot.memory()
     console = Console(file=io.StringIO(), width=160)
@@ -97,7 +94,7 @@ def test_the_report_the_page_and_the_plots(tmp_path: Path) -> None:
     assert np.all(result.reserved_bytes == result.reserved_bytes[0])
 
 
-def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_path: Path) -> None:
+def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_path):
     file = SnapshotFile()
     for label in ("", "", f"{FORWARD};step=7", ";step=7", ""):
         file.alloc(1000, label)
@@ -121,7 +118,7 @@ def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_
     assert held["step"].fillna(-1).tolist() == [-1, 3, 7, 7, -1]
 
 
-def test_devices(tmp_path: Path) -> None:
+def test_devices(tmp_path):
     file = SnapshotFile(device=2)
     file.alloc(100)
     snapshot = read(file, tmp_path)
@@ -152,13 +149,13 @@ def run(plain: Path) -> Memory:
     return open_snapshot(plain / "run-2.11.pickle").memory()
 
 
-def test_the_end_is_what_pytorch_counted(run: Memory) -> None:
+def test_the_end_is_what_pytorch_counted(run):
     assert run.summary.allocated_bytes == MEMORY_ALLOCATED
     assert run.summary.reserved_bytes == MEMORY_RESERVED
     assert int(run.level_bytes[-1]) == MEMORY_ALLOCATED, "no tensor that is left was rounded up"
 
 
-def test_the_peak_is_what_was_asked_for(run: Memory, plain: Path) -> None:
+def test_the_peak_is_what_was_asked_for(run, plain):
     """``max_memory_allocated`` counts blocks; the events, and so the verb, count what tensors asked for.
 
     At the peak blocks are 2,098,648 bytes larger: three little tensors of 4, 4 and 32 bytes in blocks of 512 (1,496
@@ -173,13 +170,13 @@ def test_the_peak_is_what_was_asked_for(run: Memory, plain: Path) -> None:
         assert int(table["bytes"].sum()) == run.summary.peak_bytes
 
 
-def test_autograd_s_thread_is_told_before_it_comes_to_a_layer(run: Memory) -> None:
+def test_autograd_s_thread_is_told_before_it_comes_to_a_layer(run):
     """What the loss needs backward is allocated by a thread that bears no label yet, in each of the four steps."""
     own = run.held[(run.held["layer"] == "(none)") & (run.held["phase"] == "backward")]
     assert own.groupby(own["step"].astype("int64")).size().to_dict() == dict.fromkeys(range(4), 5)
 
 
-def test_layers_and_steps_and_the_leak(run: Memory) -> None:
+def test_layers_and_steps_and_the_leak(run):
     assert run.summary.labelled > 0.7
     assert {f"layers.{n}" for n in range(4)} <= set(run.layer["layer"])
     assert run.step["step"].tolist() == [0, 1, 2, 3]
@@ -190,11 +187,11 @@ def test_layers_and_steps_and_the_leak(run: Memory) -> None:
 
 
 @pytest.mark.parametrize("by", ["layer", "stack", "step", "allocation", "leak"])
-def test_golden_tables(run: Memory, by: Any, golden: Golden, tmp_path: Path) -> None:
+def test_golden_tables(run, by, golden, tmp_path):
     golden(f"memory/run-2.11.{by}.csv", replace(run, view=by).save(tmp_path / "out.csv").read_text())
 
 
-def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
+def test_a_snapshot_of_one_step_and_of_running_out(plain):
     step = open_snapshot(plain / "step-2.11.pickle").memory()
     assert step.step["step"].tolist() == [0, 1], "written when step 1 ended"
     oom = open_snapshot(plain / "oom_oom-2.11.pickle").memory()
@@ -203,7 +200,7 @@ def test_a_snapshot_of_one_step_and_of_running_out(plain: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "dladdr", "addr2line"])
-def test_no_stack_is_headed_by_the_allocator_or_the_unwinder(mode: str, plain: Path) -> None:
+def test_no_stack_is_headed_by_the_allocator_or_the_unwinder(mode, plain):
     """C++ frames (``stacks="all"``) in all of PyTorch's ways to name them; what a stack is headed by allocated it."""
     found = open_snapshot(plain / f"cpp-{mode}-2.11.pickle").memory().stack
     heads = [str(stack).split(" < ")[0] for stack in found["stack"]]

@@ -1,7 +1,5 @@
 """The hardware table: owners, means and sums, the bound and its reason, and the road back over an nsys capture."""
 
-from __future__ import annotations
-
 import csv
 import lzma
 from pathlib import Path
@@ -9,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from support.captures.nsys_file import NsysFile
-from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
@@ -62,7 +58,7 @@ def rows(result, *columns: str) -> list[list[object]]:
 @pytest.mark.parametrize(
     ("capture", "page"), [("run-2023.4", "plan-2025.3"), ("encoder-2024.2", "encoder-plan-2025.3")]
 )
-def test_times_are_those_of_layers(capture: str, page: str) -> None:
+def test_times_are_those_of_layers(capture, page):
     """Also of the outermost module, which is named by its class: no path begins with that."""
     table = nvprof_kit.open(DATA / f"{capture}.sqlite.xz").layers().rows
     known = {(row.layer, row.phase): row.gpu_total_ns for row in table.itertuples() if row.gpu_total_ns}
@@ -82,12 +78,12 @@ def test_times_are_those_of_layers(capture: str, page: str) -> None:
         (("forward", "a.0 recompute"), ("a.0", "recompute")),
     ],
 )
-def test_owners(stack: tuple[str, ...], owner: tuple[str, str], tmp_path: Path) -> None:
+def test_owners(stack, owner, tmp_path):
     (row,) = report(tmp_path, {"stack": stack, "ns": 1}).kernels().rows.to_dict("records")
     assert (row["layer"], row["phase"]) == owner
 
 
-def test_without_ranges_there_is_a_warning(tmp_path: Path) -> None:
+def test_without_ranges_there_is_a_warning(tmp_path):
     warnings = report(tmp_path, {"ns": 1}).layers().warnings
     assert any("no kernel has a range of the domain" in warning for warning in warnings)
 
@@ -115,12 +111,12 @@ def test_without_ranges_there_is_a_warning(tmp_path: Path) -> None:
         ({}, "not measured", "the report lacks sm__throughput and gpu__compute_memory_throughput (SpeedOfLight)"),
     ],
 )
-def test_bound(metrics: dict[str, float], bound: str, reason: str, tmp_path: Path) -> None:
+def test_bound(metrics, bound, reason, tmp_path):
     row = report(tmp_path, {"ns": 10, **metrics}).layers().rows.iloc[0]
     assert (row["bound"], row["reason"]) == (bound, reason)
 
 
-def test_amounts_from_rates_and_cycles(tmp_path: Path) -> None:
+def test_amounts_from_rates_and_cycles(tmp_path):
     row = (
         report(
             tmp_path,
@@ -150,7 +146,7 @@ def test_amounts_from_rates_and_cycles(tmp_path: Path) -> None:
     assert row["stall"] == "long_scoreboard"
 
 
-def test_a_report_of_other_kernels(file: NsysFile, tmp_path: Path) -> None:
+def test_a_report_of_other_kernels(file, tmp_path):
     """Another grid is another signature."""
     for number in range(2):
         at = 1000 * number
@@ -163,7 +159,7 @@ def test_a_report_of_other_kernels(file: NsysFile, tmp_path: Path) -> None:
         report(tmp_path, {**gemm, "grid": "(3, 1, 1)"}, add).layers(capture)
 
 
-def test_a_report_without_times(tmp_path: Path) -> None:
+def test_a_report_without_times(tmp_path):
     with pytest.raises(CaptureError, match="no gpu__time_duration"):
         report(tmp_path, {"compute": 3}).layers()
 
@@ -181,7 +177,7 @@ def test_a_report_without_times(tmp_path: Path) -> None:
         ("encoder-plan-2025.3", "encoder-2024.2"),
     ],
 )
-def test_the_golden_tables(page: str, capture: str, golden: Golden) -> None:
+def test_the_golden_tables(page, capture, golden):
     """Also of a live page: what ncu prints while it measures, grouped numbers, ranges in front of kernels' names."""
     made = nvprof_kit.open_ncu(DATA / f"{page}.csv.xz").layers(DATA / f"{capture}.sqlite.xz" if capture else None)
     assert made.gpu_ns > 0 and not made.unused
@@ -189,7 +185,7 @@ def test_the_golden_tables(page: str, capture: str, golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("page", ["roofline-details-2025.3", "roofline-details-units-2025.3"])
-def test_the_pages_of_one_report_give_one_table(page: str) -> None:
+def test_the_pages_of_one_report_give_one_table(page):
     """Raw, details in base units, and details in units that ncu chose row by row, to the two digits behind the point
     that pages have.
     """
@@ -202,7 +198,7 @@ def test_the_pages_of_one_report_give_one_table(page: str) -> None:
     pd.testing.assert_frame_equal(raw.rows[shared], details.rows[shared], rtol=2e-3, check_dtype=False)
 
 
-def test_the_bytes_of_collectives() -> None:
+def test_the_bytes_of_collectives():
     """What DDP's all-reduces sent on rank 0 of 2: the gradients' bytes, of the 17 of 18 links that ncu counted there.
 
     A ring of two sends each byte once. The first bucket is lm_head's weight alone, the next ones a whole layer and the
@@ -222,7 +218,7 @@ def test_the_bytes_of_collectives() -> None:
     assert (made.rows["nvlink_bytes"] > made.rows["nvlink_sent_bytes"] + received).all()
 
 
-def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say(tmp_path: Path) -> None:
+def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say(tmp_path):
     forward = {"stack": ("step 0", "forward", "a.0"), "tid": 1, "ns": 1}
     made = report(tmp_path, forward, {"stack": ("a.0",), "tid": 2, "ns": 1}).layers()
     assert rows(made) == [["a.0", "forward"], ["a.0", "backward"]]
@@ -260,7 +256,7 @@ SPLIT = "sm__ops_path_tensor_op_hgmma_src_bf16_dst_fp32_sparsity"
         ),
     ],
 )
-def test_ceilings_of_tensor_cores_are_dense(more: dict[str, float], tensor: dict[str, str], tmp_path: Path) -> None:
+def test_ceilings_of_tensor_cores_are_dense(more, tensor, tmp_path):
     """Of the types that were used, here one of two; with sparsity only where a kernel used it."""
     measured = report(
         tmp_path,
@@ -301,7 +297,7 @@ def chips_with() -> dict[str, frozenset[str]]:
 
 
 @pytest.mark.parametrize("arch", CHIPS)
-def test_every_metric_exists_on_every_chip(arch: str, chips_with: dict[str, frozenset[str]]) -> None:
+def test_every_metric_exists_on_every_chip(arch, chips_with):
     lacking = []
     for path in sorted((ROOT / "recipes" / "ncu" / "sets").glob("*.txt")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -313,7 +309,7 @@ def test_every_metric_exists_on_every_chip(arch: str, chips_with: dict[str, froz
     assert lacking == []
 
 
-def test_what_moves_through_dram_is_asked_of_every_architecture() -> None:
+def test_what_moves_through_dram_is_asked_of_every_architecture():
     lines = (ROOT / "recipes" / "ncu" / "sets" / "memory.txt").read_text(encoding="utf-8").splitlines()
     told = [line.split() for line in lines if line.startswith("metric dram__bytes")]
     for arch in CHIPS:

@@ -1,7 +1,5 @@
 """The plan of an ncu run: which kernels, what they cover, and the script that measures them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -54,7 +52,7 @@ def planned(file: NsysFile, **options: Any) -> nvprof_kit.NcuPlan:
     return nvprof_kit.open(file.write()).ncu_plan(**options)
 
 
-def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(file: NsysFile) -> None:
+def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(file):
     # gemm in both grids: 2 * (100 + 30) = 260 of 300 ns; both come with the name
     made = planned(file, share=0.6)
     assert made.names == ("_Zgemm",)
@@ -72,7 +70,7 @@ def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(fil
         planned(file, share=0.99)  # copies cannot be measured
 
 
-def test_collectives_are_left_out_and_said(file: NsysFile) -> None:
+def test_collectives_are_left_out_and_said(file):
     file.kernel(3000, 9000, launched=(3000, 3001), name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgs)")
     made = planned(file, share=0.9)
     assert made.names == ("_Zgemm", "_Zadd")  # as without the collective
@@ -84,14 +82,14 @@ def test_collectives_are_left_out_and_said(file: NsysFile) -> None:
         planned(file, layer="sync")
 
 
-def test_one_layer(file: NsysFile) -> None:
+def test_one_layer(file):
     made = planned(file, layer="model.layers.1")
     assert (made.gpu_ns, made.launches, made.covered) == (140, 3, pytest.approx(130 / 140))
     with pytest.raises(CaptureError, match=r"no kernel in model\.layers\.7;"):
         planned(file, layer="model.layers.7")
 
 
-def test_every_layer_reaches_the_share(file: NsysFile) -> None:
+def test_every_layer_reaches_the_share(file):
     file.range_("head", 3000, 3500, category="forward")
     file.kernel(3010, 3011, launched=(3001, 3002), name="tiny")
     assert "_Ztiny" not in planned(file).names
@@ -102,9 +100,7 @@ def test_every_layer_reaches_the_share(file: NsysFile) -> None:
 
 @settings(max_examples=examples(20))
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 4)), min_size=1, max_size=9), st.floats(0.05, 0.99))
-def test_the_cover_is_enough_none_of_it_superfluous_and_near_the_optimum(
-    tmp_path_factory: pytest.TempPathFactory, kernels: list[tuple[int, int]], share: float
-) -> None:
+def test_the_cover_is_enough_none_of_it_superfluous_and_near_the_optimum(tmp_path_factory, kernels, share):
     file = NsysFile(tmp_path_factory.mktemp("any") / "run.sqlite")
     for number, (ns, name) in enumerate(kernels):  # each of a grid of its own, so a signature
         at = 100 * number
@@ -125,7 +121,7 @@ def test_the_cover_is_enough_none_of_it_superfluous_and_near_the_optimum(
     assert sum(price[name] for name in chosen) <= best + max(price.values()) - 1
 
 
-def test_the_prediction_of_a_measured_run() -> None:
+def test_the_prediction_of_a_measured_run():
     """12 layers, 71 launches with 3.75 GB on an H200: 51.3 s, of which the program alone takes 12.6 s.
 
     Those were the first of each configuration; six numbers of launches measure each role's.
@@ -144,7 +140,7 @@ def llama_plan() -> nvprof_kit.NcuPlan:
     return nvprof_kit.open(LLAMA).ncu_plan(share=0.5)
 
 
-def test_the_script_measures_the_names_and_nothing_else(llama_plan: nvprof_kit.NcuPlan, tmp_path: Path) -> None:
+def test_the_script_measures_the_names_and_nothing_else(llama_plan, tmp_path):
     names = ("_ZN2at6gemmILi4EEvPf", "triton_poi_0", "f.cold$1")
     text = replace(llama_plan, names=names, invocations=(1, 60), info=replace(llama_plan.info, own_window=True)).script(
         "plan"
@@ -189,7 +185,7 @@ def script(llama_plan: nvprof_kit.NcuPlan, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("rank", "measured"), [("0", True), ("3", False)])
-def test_one_rank_of_several_is_measured(script: Path, tmp_path: Path, rank: str, measured: bool) -> None:
+def test_one_rank_of_several_is_measured(script, tmp_path, rank, measured):
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RANK": rank, "NVPROF_KIT_NCU_RANK": "0"}
     command = ["bash", "plan.sh", "--", "bash", "-c", "echo trained; exit 7"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
@@ -197,7 +193,7 @@ def test_one_rank_of_several_is_measured(script: Path, tmp_path: Path, rank: str
     assert (tmp_path / "plan.ncu-rep").exists() is measured
 
 
-def test_a_script_of_any_name(llama_plan: nvprof_kit.NcuPlan, script: Path) -> None:
+def test_a_script_of_any_name(llama_plan, script):
     """Neither the script's name nor that of the capture becomes a command."""
     script.write_text(replace(llama_plan, layer="of a\ntouch line").script("my plan $(touch name)"))
     running = start(script, "true")
@@ -216,7 +212,7 @@ def start(script: Path, *program: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_script_leaves_whole_files_and_the_programs_status(script: Path) -> None:
+def test_the_script_leaves_whole_files_and_the_programs_status(script):
     running = start(script, "sh", "-c", "exit 7")
     assert (running.communicate(timeout=30)[1], running.returncode) == ("", 7)
     assert {path.name for path in script.parent.iterdir()} == {"ncu", "plan.sh", "plan.ncu-rep", "plan.csv"}
@@ -224,7 +220,7 @@ def test_the_script_leaves_whole_files_and_the_programs_status(script: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_script_and_the_program(script: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_the_script_and_the_program(script, number):
     running = start(
         script, sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
     )
@@ -271,7 +267,7 @@ def truth(kernels: Kernels, trace: Trace) -> pd.DataFrame:
     return pd.DataFrame(blocks, index=PERCENTAGES).T
 
 
-def test_a_plan_is_within_a_few_percent_of_every_launch_one_by_one(trace: Trace) -> None:
+def test_a_plan_is_within_a_few_percent_of_every_launch_one_by_one(trace):
     expected = truth(read_kernels(trace), trace)
     assert expected.groupby(level=1).size().to_dict() == {"backward": 28, "forward": 28}
     planned = open_ncu(DATA / "encoder-plan-2025.3.csv.xz")
@@ -283,7 +279,7 @@ def test_a_plan_is_within_a_few_percent_of_every_launch_one_by_one(trace: Trace)
     assert made["covered"].min() > 0.92
 
 
-def test_the_plan_of_today(trace: Trace) -> None:
+def test_the_plan_of_today(trace):
     made = plan(trace, every_layer=True)
     assert made.covered >= 0.9 and made.least_covered[1] > 0.9
     assert made.invocations == (1, 56, 84, 85)
@@ -293,7 +289,7 @@ def test_the_plan_of_today(trace: Trace) -> None:
     assert seconds[0] == pytest.approx(42.3, rel=0.15)
 
 
-def test_the_table_of_docs_is_what_ncu_measured_beside_what_was_counted() -> None:
+def test_the_table_of_docs_is_what_ncu_measured_beside_what_was_counted():
     """Traffic at least as counted, and operations of products exactly or up to 4 % more: exit 0."""
     root = Path(__file__).parents[4]
     command = [sys.executable, str(root / "tests" / "bench" / "limits_beside_ncu.py")]

@@ -1,7 +1,5 @@
 """Maps of captures: which rank they are, when they are reused, and that every nanosecond of the device is in them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -20,14 +18,14 @@ from nvprof_kit._cli import group
 from nvprof_kit.errors import CaptureError, UsageError
 
 
-def test_the_segments_hold_all_of_the_device_s_time(tmp_path: Path) -> None:
+def test_the_segments_hold_all_of_the_device_s_time(tmp_path):
     map_captures([capture(tmp_path, 0)], tmp_path / "maps")
     segments = pd.concat(map(pd.read_parquet, (tmp_path / "maps" / "segments").iterdir()))
     assert segments["ns"].sum() == (20 + 18 - 2) * MS  # from the first kernel's start to the last one's end
     assert segments.groupby("doing")["ns"].sum()["compute"] == 8 * MS
 
 
-def test_a_map_is_reused_while_its_capture_is_unchanged(tmp_path: Path) -> None:
+def test_a_map_is_reused_while_its_capture_is_unchanged(tmp_path):
     file, maps = capture(tmp_path, 0), tmp_path / "maps"
     (name,) = map_captures([file], maps)
     first = (maps / "ranks" / name).stat().st_mtime_ns
@@ -42,7 +40,7 @@ def test_a_map_is_reused_while_its_capture_is_unchanged(tmp_path: Path) -> None:
     assert (maps / "segments" / changed).is_file()
 
 
-def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_path: Path) -> None:
+def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_path):
     captures = [capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS, shift=70 * MS)]
     seen: list[str] = []
     map_captures(captures, tmp_path / "maps")
@@ -57,13 +55,13 @@ def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_
     assert all(answer == answers[0] for answer in answers)
 
 
-def test_the_error_of_a_capture_is_that_of_the_job(tmp_path: Path) -> None:
+def test_the_error_of_a_capture_is_that_of_the_job(tmp_path):
     (tmp_path / "broken.rank1.sqlite").write_text("nothing")
     with pytest.raises(CaptureError, match=r"broken\.rank1\.sqlite"):
         open_job([capture(tmp_path, 0), tmp_path / "broken.rank1.sqlite"])
 
 
-def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_maps_of_another_release_are_refused_in_one_line(tmp_path):
     maps = tmp_path / "maps"
     (name,) = map_captures([capture(tmp_path, 0)], maps)
     file = maps / "ranks" / name
@@ -77,13 +75,13 @@ def test_maps_of_another_release_are_refused_in_one_line(tmp_path: Path) -> None
         open_job(maps)
 
 
-def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_rank_that_is_there_twice_is_refused(tmp_path):
     files = [capture(tmp_path, 0), capture(tmp_path, 0, name="again.rank0.sqlite")]
     with pytest.raises(UsageError, match="rank 0 is there 2 times"):
         open_job(files)
 
 
-def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_captures_is_refused(tmp_path):
     done = CliRunner().invoke(group, ["ranks", str(tmp_path)])
     assert isinstance(done.exception, UsageError) and "no capture in it" in str(done.exception)
 
@@ -98,7 +96,7 @@ def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
         ("frank3.sqlite", None),
     ],
 )
-def test_ranks_in_names(name: str, rank: int | None, tmp_path: Path) -> None:
+def test_ranks_in_names(name, rank, tmp_path):
     file = capture(tmp_path, 0, name=name)
     if rank is None:
         with pytest.raises(CaptureError, match=rf"--rank {re.escape(name)}=3"):
@@ -108,7 +106,7 @@ def test_ranks_in_names(name: str, rank: int | None, tmp_path: Path) -> None:
         assert open_job([file]).ranks["rank"].tolist() == [rank]
 
 
-def test_the_rank_of_a_pytorch_trace_is_in_it(tmp_path: Path) -> None:
+def test_the_rank_of_a_pytorch_trace_is_in_it(tmp_path):
     file = shutil.copy(Path(__file__).parents[3] / "data" / "kineto" / "ddp.rank0.json.xz", tmp_path / "trace.json.xz")
     ranks = open_job([file]).ranks
     assert ranks[["rank", "world_size", "rank_told_by"]].to_numpy().tolist() == [[0, 2, "capture"]]
@@ -130,7 +128,7 @@ def processes(path: Path) -> set[str]:
     return {event["args"]["name"] for event in events if event.get("name") == "process_name"}
 
 
-def test_the_trace_is_that_of_the_command_line(job: Job, captures: list[Path], tmp_path: Path) -> None:
+def test_the_trace_is_that_of_the_command_line(job, captures, tmp_path):
     ours = job.export(data_format="json").save(tmp_path / "ours.json")
     done = CliRunner().invoke(group, ["export", *map(str, captures), "-o", str(tmp_path / "theirs.json")])
     assert done.exit_code == 0, done.output
@@ -138,7 +136,7 @@ def test_the_trace_is_that_of_the_command_line(job: Job, captures: list[Path], t
     assert len(processes(ours)) >= 3
 
 
-def test_some_ranks_and_one_step(job: Job, tmp_path: Path) -> None:
+def test_some_ranks_and_one_step(job, tmp_path):
     two = job.export(ranks=[0, 2], steps=1).save(tmp_path / "two.json.gz")
     names = " ".join(sorted(processes(two)))
     assert "rank 0" in names and "rank 2" in names and "rank 1" not in names
@@ -150,14 +148,14 @@ def test_some_ranks_and_one_step(job: Job, tmp_path: Path) -> None:
         job.export().save(tmp_path / "x.pftrace")
 
 
-def test_a_job_of_maps_whose_captures_are_gone(captures: list[Path], tmp_path: Path) -> None:
+def test_a_job_of_maps_whose_captures_are_gone(captures, tmp_path):
     map_captures(captures, tmp_path / "maps")
     captures[1].unlink()
     with pytest.raises(UsageError, match=r"run\.rank1\.sqlite: the map's capture is not here"):
         open_job(tmp_path / "maps").export()
 
 
-def test_an_answer_as_html_is_the_page(job: Job, tmp_path: Path) -> None:
+def test_an_answer_as_html_is_the_page(job, tmp_path):
     page = job.report().save(tmp_path / "page.html").read_text()
     answer = job.answer().save(tmp_path / "answer.html").read_text()
     assert answer == page and "<script" in page
@@ -165,14 +163,14 @@ def test_an_answer_as_html_is_the_page(job: Job, tmp_path: Path) -> None:
     assert "<script" not in job.waits().save(tmp_path / "waits.html").read_text()
 
 
-def test_rules_are_told_by_name_as_for_one_capture(captures: list[Path]) -> None:
+def test_rules_are_told_by_name_as_for_one_capture(captures):
     job = open_job(captures, rules="vllm", domain="nvprof_kit")
     assert job.ranks["reading"].str.contains("vllm|Rules").all()
     with pytest.raises(UsageError, match="no-such"):
         open_job(captures, rules="no-such")
 
 
-def test_marks_of_groups_that_contradict_each_other_are_left_out_with_one_warning(tmp_path: Path) -> None:
+def test_marks_of_groups_that_contradict_each_other_are_left_out_with_one_warning(tmp_path):
     for other, warnings in (("0-1", 0), ("0,2", 1)):
         marks = "groups 0 mesh_cp 0-1", f"groups 0 mesh_cp {other}"
         job = open_job([capture(tmp_path, rank, mark=mark) for rank, mark in enumerate(marks)])

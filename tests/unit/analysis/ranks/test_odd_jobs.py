@@ -1,7 +1,5 @@
 """Captures of a job that do not fit together: lost collectives, other windows, a rank that ended early."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import sqlite3
@@ -44,7 +42,7 @@ def keep_steps(file: Path, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "place"), [("early", (0, 1)), ("later", (2, 3))])
-def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path: Path, name: str, place: tuple[int, int]) -> None:
+def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path, name, place):
     """Half of the steps have rank 0 alone: they tell nobody's lateness, and are no steps without a fault."""
     files = [unpacked(tmp_path, "tensor-host", rank) for rank in (0, 1)]
     keep_steps(files[1], *place)
@@ -54,7 +52,7 @@ def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path: Path, name: s
     assert said.startswith("1 rank has fewer steps than the others (1; ") and "2 of 4" in said
 
 
-def test_other_windows_of_one_run_are_said(tmp_path: Path) -> None:
+def test_other_windows_of_one_run_are_said(tmp_path):
     """Both windows have the run's id; nothing fits, and a rank that is not aligned is no reason to fail."""
     files = [unpacked(tmp_path, name, rank) for rank, name in enumerate(("ddp-layer", "ddp-none"))]
     job = open_job(files)
@@ -64,7 +62,7 @@ def test_other_windows_of_one_run_are_said(tmp_path: Path) -> None:
     assert job.report().save(tmp_path / "job.html").stat().st_size > 1000
 
 
-def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(tmp_path: Path) -> None:
+def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(tmp_path):
     """One program twice, the second time without module events: its operators are no equals of the other's modules."""
     packed = RANKS.parent / "foreign" / "kineto-stack.json.xz"
     events = json.loads(lzma.decompress(packed.read_bytes()))["traceEvents"]
@@ -96,7 +94,7 @@ def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(t
     assert not any("compared without layers" in issue for issue in alike.warnings)
 
 
-def test_the_operator_around_a_launch_names_the_collective(tmp_path: Path) -> None:
+def test_the_operator_around_a_launch_names_the_collective(tmp_path):
     """An all-to-all's kernel is named SendRecv; where traces have no arguments of collectives, its operator tells."""
 
     for rank in (0, 1):
@@ -109,9 +107,7 @@ def test_the_operator_around_a_launch_names_the_collective(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("lost", "more_work", "named"), [(3, 2, 1), (3, 0, None), (0, 2, None)])
-def test_where_most_collectives_have_no_match_the_work_is_compared(
-    tmp_path: Path, lost: int, more_work: int, named: int | None
-) -> None:
+def test_where_most_collectives_have_no_match_the_work_is_compared(tmp_path, lost, more_work, named):
     """Both arrive at the same time at the one collective that both captures have."""
     for rank in (0, 1):
         file = NsysFile(tmp_path / f"run.rank{rank}.sqlite")
@@ -141,7 +137,7 @@ def two_processes(path: Path, *marks: str) -> Path:
     return file.write()
 
 
-def test_two_processes_of_one_file_are_never_silently_one_rank(tmp_path: Path) -> None:
+def test_two_processes_of_one_file_are_never_silently_one_rank(tmp_path):
     job = open_job(two_processes(tmp_path / "run.sqlite"))
     assert job.ranks[["rank", "rank_told_by"]].values.tolist() == [[0, "device"], [1, "device"]]
     layers = job.layers().to_frame().set_index(["layer", "rank"])["median_ns"]
@@ -178,7 +174,7 @@ def operation(file: NsysFile, kind: str, begin: int, end: int, *ids: int) -> Non
     file.rows["NCCL_GPU_OPERATIONS"] += [row | {"operationId": id_} for id_ in ids]
 
 
-def test_lost_operations_do_not_shift_the_others(tmp_path: Path) -> None:
+def test_lost_operations_do_not_shift_the_others(tmp_path):
     """Rank 0 lost the second of six and rank 1 the fourth: as many on both, and by order two of five would be wrong."""
     files = [one_step(tmp_path, rank) for rank in (0, 1)]
     for rank, order in enumerate(((0, 2, 3, 4, 5), (0, 1, 2, 4, 5))):
@@ -192,7 +188,7 @@ def test_lost_operations_do_not_shift_the_others(tmp_path: Path) -> None:
     assert set(job._tables._frame("SELECT bytes FROM collectives")["bytes"]) == {2_000}  # 1,000 of two bytes
 
 
-def test_a_kernel_of_several_operations_is_another_with_the_same_ones(tmp_path: Path) -> None:
+def test_a_kernel_of_several_operations_is_another_with_the_same_ones(tmp_path):
     """A kernel sends 5 and receives 6; the other rank's receives 5 and sends 6. Those with 7 alone are no partners."""
     files = [one_step(tmp_path, rank) for rank in (0, 1)]
     for rank, file in enumerate(files):

@@ -1,7 +1,5 @@
 """Real captures of two ranks, against an independent computation of who came last and for how long."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import shutil
@@ -79,7 +77,7 @@ def compare(job: Job, expected: list[Pair], tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_who_came_last_and_for_how_long(unpacked: Path, name: str) -> None:
+def test_who_came_last_and_for_how_long(unpacked, name):
     expected = late(*(unpacked / f"{name}.rank{rank}.sqlite" for rank in (0, 1)))
     job = opened(unpacked, name)
     compare(job, expected, tolerance=4 * job.clocks().to_frame()["residual_ns"].max() + 20_000)
@@ -89,7 +87,7 @@ def test_who_came_last_and_for_how_long(unpacked: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp-layer", "fsdp-host", "pipeline-layer", "tensor-loader"])
-def test_who_came_last_by_the_host_s_clock(name: str) -> None:
+def test_who_came_last_by_the_host_s_clock(name):
     """PyTorch's traces of one host have its clock, to within some 20 µs: the offset is what their starts differ by."""
     traces = [DATA / "ranks" / "kineto" / f"{name}.rank{rank}.json.xz" for rank in (0, 1)]
     job = open_job(traces)
@@ -105,9 +103,7 @@ def test_who_came_last_by_the_host_s_clock(name: str) -> None:
         (("fsdp-host.rank0.json.xz", "fsdp-host.rank1-2024.2.sqlite"), (1, "model.layers.2.self_attn")),
     ],
 )
-def test_one_rank_under_nsys_and_the_other_recorded(
-    tmp_path: Path, files: tuple[str, str], planted: tuple[int, str]
-) -> None:
+def test_one_rank_under_nsys_and_the_other_recorded(tmp_path, files, planted):
     """Two profilers in one run: each counts its times from its own start."""
     paths = [DATA / "ranks" / "mixed" / name for name in files]
     for number, path in enumerate(paths):
@@ -124,7 +120,7 @@ def test_one_rank_under_nsys_and_the_other_recorded(
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
-def test_every_planted_fault_is_named(unpacked: Path, name: str) -> None:
+def test_every_planted_fault_is_named(unpacked, name):
     job = opened(unpacked, name)
     verdict, waits = job.verdict, job.waits().to_frame()
     assert (verdict.rank, verdict.layer, verdict.phase, verdict.cause) == FAULTS[name]
@@ -136,7 +132,7 @@ def test_every_planted_fault_is_named(unpacked: Path, name: str) -> None:
         assert waits["cause"][0] == "start_up" and waits["wait_ns"][0] > 50e6
 
 
-def test_the_cost_is_what_the_program_wrote_down(unpacked: Path) -> None:
+def test_the_cost_is_what_the_program_wrote_down(unpacked):
     """The eight matrix products took 11.2 to 11.4 ms by CUDA events, the sleeps 25 ms."""
     assert 10.5e6 < opened(unpacked, "fsdp-backward").verdict.cost_ns_per_step < 12.5e6
     assert 10.5e6 < opened(unpacked, "ddp-optimizer").verdict.cost_ns_per_step < 12.5e6
@@ -147,7 +143,7 @@ def test_the_cost_is_what_the_program_wrote_down(unpacked: Path) -> None:
     assert all(24e6 < cost < 28e6 for cost in steps), steps
 
 
-def test_the_json_contract(unpacked: Path, tmp_path: Path) -> None:
+def test_the_json_contract(unpacked, tmp_path):
     file = tmp_path / "ranks.json"
     captures = [str(unpacked / f"ranks-ddp-layer.rank{rank}.sqlite") for rank in (0, 1)]
     done = CliRunner().invoke(group, ["ranks", *captures, "-o", str(file)])
@@ -171,7 +167,7 @@ def pipeline() -> Job:
     return open_job([RANKS / f"pipeline-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)])
 
 
-def test_the_bubble_of_each_stage(pipeline: Job) -> None:
+def test_the_bubble_of_each_stage(pipeline):
     table = pipeline.bubbles().to_frame()
     assert table[["stage", "rank"]].drop_duplicates().to_numpy().tolist() == [[0, 0], [1, 1]]
     assert (table[["busy_ns", "wait_ns", "host_ns", "other_ns"]].sum(axis=1) == table["step_ns"]).all()
@@ -181,7 +177,7 @@ def test_the_bubble_of_each_stage(pipeline: Job) -> None:
     assert shares[0] > 0.7 > 0.2 > shares[1]  # the second stage has eight more products in each micro-batch
 
 
-def test_the_waiting_for_each_micro_batch(pipeline: Job) -> None:
+def test_the_waiting_for_each_micro_batch(pipeline):
     table = pipeline.micro_batches().to_frame()
     # four messages each way in each of four steps
     assert table.groupby(["stage", "direction"]).size().to_dict() == {(0, "backward"): 16, (1, "forward"): 16}
@@ -191,20 +187,20 @@ def test_the_waiting_for_each_micro_batch(pipeline: Job) -> None:
     assert (table["bubble_ns"] <= table["wait_ns"]).all()
 
 
-def test_kineto_names_its_groups_and_counts_collectives() -> None:
+def test_kineto_names_its_groups_and_counts_collectives():
     job = open_job([RANKS / "kineto" / f"tensor-loader.rank{rank}.json.xz" for rank in (0, 1)])
     (group,) = job.groups().to_frame().to_dict("records")
     assert (group["group"], group["name"], group["parallel"]) == ("group 0 [0, 1]", "default_pg", "tensor")
 
 
-def test_ranks_of_two_tools_are_matched_by_their_streams() -> None:
+def test_ranks_of_two_tools_are_matched_by_their_streams():
     # not of one run, but of one program: what matters is that ids of one tool do not keep them apart
     captures = [RANKS / "kineto" / "tensor-loader.rank0.json.xz", RANKS / "tensor-loader.rank1-2024.2.sqlite.xz"]
     job = open_job(captures)
     assert len(job.waits().to_frame()) == 112
 
 
-def test_every_table_is_a_result(pipeline: Job, tmp_path: Path) -> None:
+def test_every_table_is_a_result(pipeline, tmp_path):
     waits = pipeline.waits()
     assert isinstance(waits, RankTable) and set(waits.columns["ranks-waits"]) == set(waits.to_frame().columns)
     assert "more" in str(waits) and "<" in waits._repr_html_()
@@ -217,7 +213,7 @@ def test_every_table_is_a_result(pipeline: Job, tmp_path: Path) -> None:
     assert answer.save(tmp_path / "all.json").read_text().startswith('{\n "schema": "nvprof-kit/ranks"')
 
 
-def test_a_real_job_of_two_dimensions(tmp_path: Path) -> None:
+def test_a_real_job_of_two_dimensions(tmp_path):
     """Tensor parallel over two ranks and FSDP2 over two such pairs, by nsys 2024.2: no communicator is named. The four
     ranks share a GPU, so the ends of one all-reduce move by 0.1 ms, and those of the two groups by 0.4 ms.
     """

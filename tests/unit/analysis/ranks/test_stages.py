@@ -1,7 +1,5 @@
 """Pipelines of four stages: messages matched by peers that PyTorch recorded, or stage by stage, and told groups."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -38,7 +36,7 @@ def by_program(job: Job) -> tuple[int, int, int]:
 
 def what(one: object) -> tuple[int, int, int, int]:
     """Sender, receiver, step and number of a message."""
-    rank, kind, nth, step = (int(one.rank), str(one.kind), int(one.nth), int(one.step))  # type: ignore[attr-defined]
+    rank, kind, nth, step = (int(one.rank), str(one.kind), int(one.nth), int(one.step))
     ahead = (rank < 3) if kind == "Send" else (rank > 0)
     forward = ahead and nth < MICRO_BATCHES
     number = nth if forward or not ahead else nth - MICRO_BATCHES
@@ -51,7 +49,7 @@ def what(one: object) -> tuple[int, int, int, int]:
     ("captures", "rank", "layer"),
     [("pipeline-first-stage", 0, "layers.0.mlp"), ("kineto/pipeline-host", 3, "layers.3.self_attn")],
 )
-def test_real_pipelines_of_four_stages(captures: str, rank: int, layer: str) -> None:
+def test_real_pipelines_of_four_stages(captures, rank, layer):
     job = open_job(sorted(STAGES.glob(f"{captures}.rank*")))
     assert by_program(job) == (3 * 2 * MICRO_BATCHES * STEPS, 0, 3 * 2 * MICRO_BATCHES * STEPS)
     assert (job.verdict.rank, job.verdict.layer) == (rank, layer)
@@ -91,7 +89,7 @@ def one_forward_one_backward(rank: int, micro_batches: int) -> list[set[tuple[in
     return kernels
 
 
-def test_one_forward_one_backward() -> None:
+def test_one_forward_one_backward():
     """Its kernels send and receive at once: `SendRecv`."""
     job = open_job(sorted(STAGES.glob("1f1b-first-stage.rank*")))
     assert job._aligned is not None
@@ -102,8 +100,7 @@ def test_one_forward_one_backward() -> None:
     counts = rows.groupby(["rank", "step"]).size().unstack("rank")
     assert (counts == [len(passed[rank]) for rank in range(4)]).all(axis=None) and len(counts) == STEPS
     pairs = [
-        [passed[int(one.rank)][int(one.nth)] for one in both.itertuples()]  # type: ignore[arg-type]
-        for _, both in rows.groupby(["c", "s", "k"])
+        [passed[int(one.rank)][int(one.nth)] for one in both.itertuples()] for _, both in rows.groupby(["c", "s", "k"])
     ]
     assert len(pairs) == 30 * STEPS and all(len(both) == 2 and both[0] == both[1] for both in pairs)
     assert (job.verdict.rank, job.verdict.layer) == (0, "layers.0.mlp")
@@ -142,17 +139,17 @@ def gpipe(late: int, replicas: int = 1, jitter: int = 400 * US) -> tuple[pd.Data
 def numbered(frame: pd.DataFrame, sent: dict[int, tuple[int, int, int]], **how: object) -> tuple[int, int]:
     """How many messages are matched rightly and wrongly."""
     stages = {rank: rank // (frame["rank"].nunique() // 4) for rank in frame["rank"].unique()}
-    found = pair_messages(frame, stages, **how)[0]  # type: ignore[arg-type]
+    found = pair_messages(frame, stages, **how)[0]
     pairs = [set(map(sent.__getitem__, mine["index"])) for _, mine in found.groupby(["c", "k"]) if len(mine) > 1]
     return sum(len(one) == 1 for one in pairs), sum(len(one) > 1 for one in pairs)
 
 
-def test_receives_that_end_late_are_matched_stage_by_stage() -> None:
+def test_receives_that_end_late_are_matched_stage_by_stage():
     frame, sent = gpipe(160 * US)
     assert numbered(frame, sent) == (len(frame) // 2, 0)
 
 
-def test_a_lost_message_costs_only_its_step() -> None:
+def test_a_lost_message_costs_only_its_step():
     """Without one receive of rank 2, its step has no assignment between ranks 1 and 2."""
     frame, sent = gpipe(160 * US)
     lost = frame[(frame["rank"] == 2) & (frame["kind"] == "Recv") & (frame["step"] == 1)].index[2]
@@ -160,7 +157,7 @@ def test_a_lost_message_costs_only_its_step() -> None:
     assert wrong == 0 and right >= (STEPS - 1) * 3 * 2 * MICRO_BATCHES
 
 
-def test_replicas_that_run_alike_are_matched_by_the_groups_that_are_told() -> None:
+def test_replicas_that_run_alike_are_matched_by_the_groups_that_are_told():
     frame, sent = gpipe(160 * US, replicas=2, jitter=5 * US)
     assert numbered(frame, sent)[1] == 0
     right, wrong = numbered(frame, sent, may_pass=lambda one, other: one % 2 == other % 2)

@@ -1,7 +1,5 @@
 """Jobs with planted faults and clock errors: every fault is found, and none where there is none."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from dataclasses import replace
@@ -32,12 +30,12 @@ JOBS = {
 
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
-def test_the_planted_fault_is_found(job: SyntheticJob, tmp_path: Path) -> None:
+def test_the_planted_fault_is_found(job, tmp_path):
     assert misjudged(job, opened(job, tmp_path).verdict) == ""
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_a_slow_link_of_two_ranks_is_no_late_host(sized: bool, tmp_path: Path) -> None:
+def test_a_slow_link_of_two_ranks_is_no_late_host(sized, tmp_path):
     """Ranks 6 and 7 move bytes slowly, and wait a little for each other. Nothing names the communicators; where not
     even their size is known, the other rows are taken for one group, to which a group of two cannot be compared.
     """
@@ -50,7 +48,7 @@ def test_a_slow_link_of_two_ranks_is_no_late_host(sized: bool, tmp_path: Path) -
     assert ("2, 3" in pairs) == sized and "6, 7" in pairs
 
 
-def test_a_rank_that_waits_for_a_missing_one_is_no_straggler(tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_missing_one_is_no_straggler(tmp_path):
     """Rank 2 shares its row with rank 3 alone, which is slow and was not profiled."""
     job = SyntheticJob(2, 2, 6, 20, fault=Fault("slow_gpu", 3, size=2), missing=(3,), seed=8)
     verdict = opened(job, tmp_path).verdict
@@ -61,7 +59,7 @@ def test_a_rank_that_waits_for_a_missing_one_is_no_straggler(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("first", "second"), [("slow_layer", "data_loading"), ("slow_host", "one_bad_step"), ("slow_gpu", "rotating")]
 )
-def test_of_two_faults_the_costlier_one_is_named(first: str, second: str, tmp_path: Path) -> None:
+def test_of_two_faults_the_costlier_one_is_named(first, second, tmp_path):
     more = (Fault(second, 2, 1, step=4, size=0.5),)
     job = SyntheticJob(3, 3, 6, 20, fault=Fault(first, 7, 3, size=2), more=more, seed=5)
     said = opened(job, tmp_path)
@@ -69,7 +67,7 @@ def test_of_two_faults_the_costlier_one_is_named(first: str, second: str, tmp_pa
     assert said.charges().to_frame()["wait_ns"].sum() == said.waits().to_frame()["wait_ns"].sum()
 
 
-def test_clocks_are_aligned_through_other_ranks(tmp_path: Path) -> None:
+def test_clocks_are_aligned_through_other_ranks(tmp_path):
     job = SyntheticJob(3, 3, 6, 20, seed=4)
     clocks = opened(job, tmp_path).clocks().to_frame().set_index("rank")
     reference, rate = job.true_clocks[0]
@@ -80,7 +78,7 @@ def test_clocks_are_aligned_through_other_ranks(tmp_path: Path) -> None:
         assert at + int(clocks.loc[rank, "offset_ns"]) == pytest.approx(true * (1 + rate) + reference, abs=5_000)
 
 
-def test_waits_are_those_of_the_true_times(tmp_path: Path) -> None:
+def test_waits_are_those_of_the_true_times(tmp_path):
     job = SyntheticJob(2, 3, 4, 10, fault=Fault("slow_gpu", 4), seed=7)
     said = opened(job, tmp_path)
     # in true time: from each rank's arrival to the last of its row or column
@@ -93,7 +91,7 @@ def test_waits_are_those_of_the_true_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_collectives_are_told_step_by_step(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_collectives_are_told_step_by_step(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("nvprof_kit._ranks.waits.MOST", 100)
     job = SyntheticJob(4, 4, 8, 20, fault=Fault(kind, rank=6, layer=2, step=5), seed=1)
     said = opened(job, tmp_path)
@@ -102,7 +100,7 @@ def test_many_collectives_are_told_step_by_step(kind: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_groups_of_more_ranks_than_are_compared(listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_more_ranks_than_are_compared(listed, tmp_path, monkeypatch):
     """With marks, a sample of the ranks decides which groups share a stream; without, nothing is matched wrongly."""
     monkeypatch.setattr("nvprof_kit._ranks.groups.MOST_SEPARATED", 10)
     fault = Fault("slow_gpu", 9, size=2)
@@ -136,7 +134,7 @@ def mean_step(job: SyntheticJob) -> float:
         (4, Fault("slow_link", 4), 5, "every transfer"),
     ],
 )
-def test_a_fault_that_is_repaired(rows: int, fault: Fault, seed: int, changed: str, tmp_path: Path) -> None:
+def test_a_fault_that_is_repaired(rows, fault, seed, changed, tmp_path):
     job = SyntheticJob(rows, 3, 6, 20, fault=fault, seed=seed)
     row = opened(job, tmp_path).what_if().to_frame().set_index("what").loc[changed]
     assert row["replayed_ns"] == pytest.approx(row["measured_ns"], rel=0.02)
@@ -158,7 +156,7 @@ def compare() -> ModuleType:
     return module
 
 
-def test_the_replay_agrees_with_a_published_analysis(compare: ModuleType) -> None:
+def test_the_replay_agrees_with_a_published_analysis(compare):
     theirs = json.loads((DATA / "result-ST.json").read_text())
     found = compare.slowdowns(compare.read(DATA / "trace-ST.parquet"))
     # the first step only begins the timeline

@@ -1,7 +1,5 @@
 """The eight views: tiny captures with their arithmetic, and sums that must hold on real ones."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections import Counter
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.captures.nsys_file import PID, NsysFile, thread
-from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit import Summary
@@ -45,7 +42,7 @@ def result(tmp_path: Path) -> Summary:
     return analysed(small(tmp_path / "run.sqlite"))
 
 
-def test_how_busy_the_cpu_is(file: NsysFile) -> None:
+def test_how_busy_the_cpu_is(file):
     """Thread 8 is on a CPU since before the first switch, thread 9 still on one at the last."""
     file.range_("step 0", 0, 1000, category="step", payload=0)
     file.kernel(100, 200, launched=(0, 5))
@@ -60,7 +57,7 @@ def test_how_busy_the_cpu_is(file: NsysFile) -> None:
     assert "cores" in views.notes["device"]
 
 
-def test_by_step_and_sorted(tmp_path: Path) -> None:
+def test_by_step_and_sorted(tmp_path):
     views = analysed(small(tmp_path / "run.sqlite"), by="step").views
     assert views["kernel"][["step", "name", "gpu_total_ns"]].to_numpy().tolist() == [
         [0, "nvjet_a", 200], [0, "ncclDevKernel_AllReduce", 100],
@@ -73,7 +70,7 @@ def test_by_step_and_sorted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_step", [False, True])
-def test_sorted_operators_keep_their_kernels(by_step: bool) -> None:
+def test_sorted_operators_keep_their_kernels(by_step):
     path, options = DATA / "slow-operators-2024.2.sqlite.xz", {"view": "operator", "by": "step" if by_step else None}
     plain, ordered = (analysed(path, **options, sort=sort).views["operator"] for sort in ("", "cpu_max_ns"))
     keys = ["step", "operator", "kernel"] if by_step else ["operator", "kernel"]
@@ -86,7 +83,7 @@ def test_sorted_operators_keep_their_kernels(by_step: bool) -> None:
 
 
 @pytest.mark.parametrize("capture", ["kineto-checkpoint", "kineto-stack"])
-def test_kernels_are_below_the_operator_that_the_profiler_links_them_to(capture: str) -> None:
+def test_kernels_are_below_the_operator_that_the_profiler_links_them_to(capture):
     """PyTorch's profiler gives a kernel the id of the operator that launched it; we tell it by thread and time."""
     path = DATA / "foreign" / f"{capture}.json.xz"
     events = json.loads(lzma.decompress(path.read_bytes()))["traceEvents"]
@@ -108,19 +105,19 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("capture", "view"), [(capture, view) for capture in GOLDEN for view in GOLDEN[capture]])
-def test_the_golden_tables(capture: str, view: str, golden: Golden) -> None:
+def test_the_golden_tables(capture, view, golden):
     found = analysed(DATA / f"{capture}.sqlite.xz", view=(view,), steps="all").views[view]
     golden(f"summary/{capture}.{view}.csv", found.to_csv(index=False, float_format="%.6g"))
 
 
-def test_an_empty_view_says_which_switch_gives_it() -> None:
+def test_an_empty_view_says_which_switch_gives_it():
     result = analysed(DATA / "eager-2023.4.sqlite.xz", view=("operator", "distributed"))
     assert not len(result.views["operator"])
     assert "emit_nvtx" in result.notes["operator"] and "--pytorch" in result.notes["operator"]
     assert "no communication" in result.notes["distributed"]
 
 
-def test_the_verb(tmp_path: Path) -> None:
+def test_the_verb(tmp_path):
     path = str(small(tmp_path / "run.sqlite"))
     run = CliRunner().invoke
     assert "nvjet_a" in run(group, ["summary", path]).output
@@ -168,7 +165,7 @@ def calls_and_own_time(path: Path) -> tuple[Counter[str], Counter[str]]:
     return calls, own
 
 
-def test_the_kernel_view_counts_calls_and_takes_the_mean_over_them(recorded: Path) -> None:
+def test_the_kernel_view_counts_calls_and_takes_the_mean_over_them(recorded):
     calls, own = calls_and_own_time(recorded)
     table = nvprof_kit.open(recorded).summary("kernel", steps="all").to_frame()
     assert dict(zip(table["name"], table["calls"], strict=True)) == calls
@@ -180,7 +177,7 @@ def test_the_kernel_view_counts_calls_and_takes_the_mean_over_them(recorded: Pat
     assert dict(zip(operators["operator"], operators["calls"], strict=True)) == calls
 
 
-def test_without_a_gpu_nothing_is_said_of_one(recorded: Path) -> None:
+def test_without_a_gpu_nothing_is_said_of_one(recorded):
     capture = nvprof_kit.open(recorded)
     for answer in (capture.summary(), capture.breakdown(), capture.layers()):
         text = str(answer)
@@ -195,7 +192,7 @@ def test_without_a_gpu_nothing_is_said_of_one(recorded: Path) -> None:
     assert device["name"].tolist() == ["CPU operators"] and device["device"].isna().all()
 
 
-def test_diff_and_export_count_calls(recorded: Path, tmp_path: Path) -> None:
+def test_diff_and_export_count_calls(recorded, tmp_path):
     calls, _ = calls_and_own_time(recorded)
     # one call of dropout was taken out of the second recording
     whole = json.loads(recorded.read_text())

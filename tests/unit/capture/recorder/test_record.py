@@ -1,7 +1,5 @@
 """The embedded recorder, on a model of two layers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import threading
@@ -45,7 +43,7 @@ def our_events(path: Path) -> list[str]:
     not hasattr(torch.autograd.profiler.profile, "_ensure_function_events"),
     reason="this PyTorch reads all events into Python whenever its profiler stops",
 )
-def test_the_events_are_not_read_into_python(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_events_are_not_read_into_python(model, tmp_path, monkeypatch):
     """PyTorch 2.13 at times fails to, where stacks are recorded: a name in them is no text."""
 
     def read(*_: object, **__: object) -> None:
@@ -57,14 +55,14 @@ def test_the_events_are_not_read_into_python(model: nn.Module, tmp_path: Path, m
     assert recording.written and our_events(tmp_path / "run.json")
 
 
-def test_an_exception_is_passed_on_and_the_trace_written(model: nn.Module, tmp_path: Path) -> None:
+def test_an_exception_is_passed_on_and_the_trace_written(model, tmp_path):
     with pytest.raises(ZeroDivisionError), nvprof_kit.record(tmp_path / "a.json"):
         model(torch.ones(2, 8))
         raise ZeroDivisionError
     assert our_events(tmp_path / "a.json") != []
 
 
-def test_decorator_records_each_call_anew(model: nn.Module, tmp_path: Path) -> None:
+def test_decorator_records_each_call_anew(model, tmp_path):
     @nvprof_kit.record(tmp_path / "a.json")
     def train(times: int) -> None:
         for _ in range(times):
@@ -77,7 +75,7 @@ def test_decorator_records_each_call_anew(model: nn.Module, tmp_path: Path) -> N
     assert our_events(tmp_path / "a.json").count("nvprof_kit:step:step 0") == 1
 
 
-def test_one_recording_at_a_time(tmp_path: Path) -> None:
+def test_one_recording_at_a_time(tmp_path):
     with nvprof_kit.record(tmp_path / "a.json"):
         with pytest.raises(UsageError, match=r"a\.json is being recorded; end that recording first"):
             nvprof_kit.record(tmp_path / "b.json").__enter__()
@@ -88,7 +86,7 @@ def test_one_recording_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"])
-def test_under_nsys_or_ncu_nothing_is_recorded(variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_nsys_or_ncu_nothing_is_recorded(variable, tmp_path, monkeypatch):
     monkeypatch.setenv(variable, "/some/library.so")
     warned = pytest.warns(UserWarning, match=r"nsys or ncu is attached .* a\.json is not recorded")
     with warned, nvprof_kit.record(tmp_path / "a.json") as recording:
@@ -97,9 +95,7 @@ def test_under_nsys_or_ncu_nothing_is_recorded(variable: str, tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failing_export_leaves_no_half_file_and_keeps_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_export_leaves_no_half_file_and_keeps_the_old_one(tmp_path, monkeypatch):
     (path := tmp_path / "a.json").write_text("old")
 
     def fail(_: object, partial: str) -> None:
@@ -116,16 +112,14 @@ def test_a_failing_export_leaves_no_half_file_and_keeps_the_old_one(
     ("path", "message"),
     [("a.sqlite", "name it .json or .json.gz"), ("no/a.json", "make it first"), (".", "name it .json")],
 )
-def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(
-    path: str, message: str, tmp_path: Path
-) -> None:
+def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(path, message, tmp_path):
     with pytest.raises(UsageError, match=message):
         nvprof_kit.record(tmp_path / path).__enter__()
     with pytest.raises(UsageError, match=message):
         loop(record(tmp_path / path, schedule="0:1"), 1)
 
 
-def test_who_listened_before_a_recording_listens_again_after_it(tmp_path: Path) -> None:
+def test_who_listened_before_a_recording_listens_again_after_it(tmp_path):
     class Heard:
         def __init__(self) -> None:
             self.texts: list[str] = []
@@ -151,7 +145,7 @@ def test_who_listened_before_a_recording_listens_again_after_it(tmp_path: Path) 
     assert session.backend is None
 
 
-def test_a_profiler_of_the_programs_own_ends_the_recording_with_a_warning(tmp_path: Path) -> None:
+def test_a_profiler_of_the_programs_own_ends_the_recording_with_a_warning(tmp_path):
     recording = record(tmp_path / "run.json")
     with pytest.warns(UserWarning, match=r"run\.json is not written"), recording, torch.profiler.profile():
         torch.ones(1)
@@ -166,7 +160,7 @@ def test_a_profiler_of_the_programs_own_ends_the_recording_with_a_warning(tmp_pa
     "profile_all_threads" not in (_ExperimentalConfig.__init__.__doc__ or ""),
     reason="this PyTorch records one thread alone",
 )
-def test_training_on_another_thread_is_recorded(tmp_path: Path) -> None:
+def test_training_on_another_thread_is_recorded(tmp_path):
     """PyTorch's profiler records the thread that starts it, and since 2.6 all others where it is asked to."""
     model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(2)))
 
@@ -202,7 +196,7 @@ def loop(profiling: record, steps: int) -> None:
             profiling.step()
 
 
-def test_several_windows_and_their_handler(tmp_path: Path) -> None:
+def test_several_windows_and_their_handler(tmp_path):
     ready: list[tuple[str, Window]] = []
     schedule = Schedule(wait=1, warmup=1, active=2, repeat=2)
     handler = lambda path, window: ready.append((path.name, window))  # noqa: E731
@@ -211,14 +205,14 @@ def test_several_windows_and_their_handler(tmp_path: Path) -> None:
     assert steps_in(tmp_path / "run.2.json.gz") == ["step 6", "step 7"]
 
 
-def test_a_loop_that_ends_early(tmp_path: Path) -> None:
+def test_a_loop_that_ends_early(tmp_path):
     loop(record(tmp_path / "cut.json.gz", schedule="0:100"), 2)
     assert steps_in(tmp_path / "cut.json.gz") == ["step 0", "step 1"]
     loop(record(tmp_path / "warm.json.gz", schedule=Schedule(warmup=5)), 2)
     assert not (tmp_path / "warm.json.gz").exists()
 
 
-def test_inside_another_recording_it_warns_and_goes_on(tmp_path: Path) -> None:
+def test_inside_another_recording_it_warns_and_goes_on(tmp_path):
     with (
         pytest.warns(UserWarning, match=r"outer\.json\.gz is being recorded already: step 1 and on"),
         record(tmp_path / "outer.json.gz"),
@@ -228,7 +222,7 @@ def test_inside_another_recording_it_warns_and_goes_on(tmp_path: Path) -> None:
     assert steps_in(tmp_path / "outer.json.gz") == ["step 0", "step 1", "step 2"]
 
 
-def test_the_environment_says_which_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_says_which_steps(tmp_path, monkeypatch):
     monkeypatch.delenv("NVPROF_KIT_SCHEDULE", raising=False)
     loop(record(tmp_path / "run.json.gz", schedule=None), 3)
     assert list(tmp_path.iterdir()) == []
@@ -240,7 +234,7 @@ def test_the_environment_says_which_steps(tmp_path: Path, monkeypatch: pytest.Mo
         record(schedule=None)
 
 
-def test_not_inside_pytorchs_own_profiler(tmp_path: Path) -> None:
+def test_not_inside_pytorchs_own_profiler(tmp_path):
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
     with profiler, pytest.raises(UsageError, match="PyTorch's profiler is already running"):
         nvprof_kit.record(tmp_path / "a.json").__enter__()

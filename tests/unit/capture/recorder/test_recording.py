@@ -1,7 +1,5 @@
 """Which part of a program ``nvprof-kit record`` records, and that its trace survives the program's end."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -50,7 +48,7 @@ def ours(trace: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_schedule_counts_an_optimizers_steps(tmp_path: Path) -> None:
+def test_a_schedule_counts_an_optimizers_steps(tmp_path):
     done = recorded(tmp_path, LOOP, "--schedule", "2:4")
     assert (done.returncode, told(done)) == (
         0,
@@ -59,7 +57,7 @@ def test_a_schedule_counts_an_optimizers_steps(tmp_path: Path) -> None:
     assert ours(tmp_path / "run.json", "phase:after") == ["nvprof_kit:phase:after 2", "nvprof_kit:phase:after 3"]
 
 
-def test_a_schedule_counts_the_steps_of_the_program_up_to_its_last(tmp_path: Path) -> None:
+def test_a_schedule_counts_the_steps_of_the_program_up_to_its_last(tmp_path):
     done = recorded(tmp_path, STEPS, "--schedule", "5:6")
     assert done.stderr.splitlines() == told(done)  # none of the lines that Kineto logs
     assert (done.returncode, len(told(done))) == (0, 1)
@@ -68,7 +66,7 @@ def test_a_schedule_counts_the_steps_of_the_program_up_to_its_last(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("work", "leaves", "status"), [("", "", 1), ("", "sys.exit(4)", 4), ("torch.ones(2)", "", 0)])
-def test_a_recording_with_nothing_in_it_is_a_failure(tmp_path: Path, work: str, leaves: str, status: int) -> None:
+def test_a_recording_with_nothing_in_it_is_a_failure(tmp_path, work, leaves, status):
     child = "import subprocess\nsubprocess.run([sys.executable, '-c', 'import torch; torch.ones(2)'], check=True)\n"
     done = recorded(tmp_path, f"import sys, torch\n{work or child}\n{leaves}\n")
     assert done.returncode == status, done.stderr
@@ -77,7 +75,7 @@ def test_a_recording_with_nothing_in_it_is_a_failure(tmp_path: Path, work: str, 
 
 
 @pytest.mark.slow
-def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path):
     (tmp_path / "run.json").write_text("mine")
     done = recorded(tmp_path, STEPS)
     assert (done.returncode, told(done)[0]) == (
@@ -103,7 +101,7 @@ for number in range(9):
 
 
 @pytest.mark.slow
-def test_a_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
+def test_a_limit_ends_the_recording_and_not_the_program(tmp_path):
     done = recorded(tmp_path, GROWS + "print('done')", "--max-memory", "10")
     assert done.stdout == "done\n"
     ended, wrote = told(done)
@@ -121,21 +119,21 @@ def test_a_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
         *((f"os.kill(os.getpid(), {number})", -number) for number in (1, 2, 15)),
     ],
 )
-def test_a_program_that_leaves_at_once_leaves_its_trace(end: str, status: int, tmp_path: Path) -> None:
+def test_a_program_that_leaves_at_once_leaves_its_trace(end, status, tmp_path):
     done = recorded(tmp_path, f"{STEPS}\nimport os, sys\n{end}")
     assert done.returncode == status
     assert len(ours(tmp_path / "run.json", "step")) == 6
 
 
 @pytest.mark.slow
-def test_a_program_that_is_killed_is_not_recorded_and_its_status_is_kept(tmp_path: Path) -> None:
+def test_a_program_that_is_killed_is_not_recorded_and_its_status_is_kept(tmp_path):
     done = recorded(tmp_path, "import os, torch\nos.kill(os.getpid(), 9)")
     assert (done.returncode, told(done), [*tmp_path.iterdir()]) == (-9, [], [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--schedule", "2:4")])
-def test_processes_that_run_beside_each_other_leave_a_trace_each(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_processes_that_run_beside_each_other_leave_a_trace_each(options, tmp_path):
     meets = (
         "import os, sys, time\nopen(sys.argv[1], 'w').close()\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)"
     )
@@ -145,7 +143,7 @@ def test_processes_that_run_beside_each_other_leave_a_trace_each(options: tuple[
     assert done.returncode == 0 and len([*tmp_path.glob("run*.json.gz")]) == 2, done.stderr
 
 
-def test_signals_wait_while_a_trace_is_written() -> None:
+def test_signals_wait_while_a_trace_is_written():
     came = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
     try:
@@ -173,7 +171,7 @@ def test_signals_wait_while_a_trace_is_written() -> None:
     ],
     ids=["torchrun", "as mpirun"],
 )
-def test_each_rank_of_a_launcher_leaves_a_trace(launch: list[str], tmp_path: Path) -> None:
+def test_each_rank_of_a_launcher_leaves_a_trace(launch, tmp_path):
     (tmp_path / "accelerate_loop.py").write_text(STEPS)  # which is no launcher
     done = execute(*NVPROF_KIT, "record", "--", *launch, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -191,9 +189,7 @@ def test_each_rank_of_a_launcher_leaves_a_trace(launch: list[str], tmp_path: Pat
         ([], ["true"], 1, "nothing was recorded, run.json.gz is not written"),
     ],
 )
-def test_what_is_not_recorded(
-    options: list[str], command: list[str], status: int, message: str, tmp_path: Path
-) -> None:
+def test_what_is_not_recorded(options, command, status, message, tmp_path):
     done = execute(*NVPROF_KIT, "record", *options, "--", *command, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stderr
     assert message.format(here=tmp_path) in done.stderr

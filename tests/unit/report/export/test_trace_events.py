@@ -4,8 +4,6 @@ Perfetto itself is asked in ``tests/integration/pages/test_perfetto_ui.py``. Wha
 trace is checked here: complete events on named tracks, whose slices nest and never overlap, at exact nanoseconds.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3
@@ -76,7 +74,7 @@ def database(document: dict[str, Any]) -> sqlite3.Connection:
 
 
 @pytest.mark.parametrize("name", CAPTURES)
-def test_a_query_of_the_trace_gives_the_tables_numbers(name: str) -> None:
+def test_a_query_of_the_trace_gives_the_tables_numbers(name):
     document, opened = exported(DATA / f"{name}.sqlite.xz"), nvprof_kit.open(DATA / f"{name}.sqlite.xz")
     check(document)
     db = database(document)
@@ -98,7 +96,7 @@ def test_a_query_of_the_trace_gives_the_tables_numbers(name: str) -> None:
     assert ranges == len(opened.tables["ranges"])
 
 
-def test_tracks_and_slices(tmp_path: Path) -> None:
+def test_tracks_and_slices(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 50, 900, category="step", payload=1)
     file.range_('a"<', 100, 700, category="forward")

@@ -1,8 +1,5 @@
 """The page of a job: ranks in time on one clock, heat maps whatever the number of ranks, and what is left out."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +29,7 @@ def heat(data: dict[str, Any], name: str, measure: int = 0) -> np.ndarray:
     return made
 
 
-def test_the_heat_maps_hold_the_tables(job: Job) -> None:
+def test_the_heat_maps_hold_the_tables(job):
     data = data_of(job.report().data)
     layers = job.layers().to_frame()
     drawn = pd.DataFrame(heat(data, "layers"), data["layers"]["rows"], range(20))
@@ -53,7 +50,7 @@ def test_the_heat_maps_hold_the_tables(job: Job) -> None:
     assert data["bySteps"]["rows"] == ["step 0", "step 1", "step 2", "step 3"]
 
 
-def test_the_ranks_in_time_are_those_that_matter_or_those_asked_for(job: Job) -> None:
+def test_the_ranks_in_time_are_those_that_matter_or_those_asked_for(job):
     data = data_of(job.report().data)
     assert 7 in data["ranks"] and len(data["ranks"]) == 12
     asked = data_of(job.report(timeline=[3, 1]).data)
@@ -65,7 +62,7 @@ def test_the_ranks_in_time_are_those_that_matter_or_those_asked_for(job: Job) ->
         job.report(timeline=[20])
 
 
-def test_waiting_of_a_rank_in_time_is_that_of_the_table(job: Job) -> None:
+def test_waiting_of_a_rank_in_time_is_that_of_the_table(job):
     data = data_of(job.report(timeline=[2]).data)
     waiting = data["texts"].index("waiting")
     drawn = 0
@@ -76,7 +73,7 @@ def test_waiting_of_a_rank_in_time_is_that_of_the_table(job: Job) -> None:
     assert drawn == matrix[matrix["waiting_rank"] == 2]["wait_ns"].sum()
 
 
-def test_of_more_ranks_than_columns_neighbours_share_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_more_ranks_than_columns_neighbours_share_one(job, monkeypatch):
     monkeypatch.setattr("nvprof_kit._report.page.job.MAX_COLUMNS", 8)
     data = data_of(job.report().data)
     assert data["layers"]["columns"][:2] == ["0 to 2", "3 to 5"] and len(data["layers"]["columns"]) == 7
@@ -84,7 +81,7 @@ def test_of_more_ranks_than_columns_neighbours_share_one(job: Job, monkeypatch: 
     assert data["layers"]["rank"] == [0, 3, 6, 9, 12, 15, 18]
 
 
-def test_the_page_from_the_command_line(job: Job, tmp_path: Path) -> None:
+def test_the_page_from_the_command_line(job, tmp_path):
     write_maps(SyntheticJob(rows=1, columns=2, steps=2), tmp_path / "maps", 2)
     page = tmp_path / "job.html"
     with pytest.raises(SystemExit, match="0"):

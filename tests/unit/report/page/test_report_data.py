@@ -1,7 +1,5 @@
 """The page without a browser: headline numbers and the data that its script draws."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -32,7 +30,7 @@ def capture(tmp_path: Path) -> nvprof_kit.Capture:
     return nvprof_kit.open(file.write())
 
 
-def test_headlines(capture: nvprof_kit.Capture) -> None:
+def test_headlines(capture):
     page = capture.report().data.decode()
     assert re.findall(r"<dt>(.*?)</dt><dd><b>(.*?)</b> <span>(.*?)</span></dd>", page) == [
         ("GPU time", "0.001 ms", "3 operations"),
@@ -45,7 +43,7 @@ def test_headlines(capture: nvprof_kit.Capture) -> None:
         capture.report(steps=3)
 
 
-def test_the_drawn_timeline(capture: nvprof_kit.Capture) -> None:
+def test_the_drawn_timeline(capture):
     data = data_of(capture.report().data)
     timeline, texts = data["timeline"], data["texts"]
     (step,) = timeline["steps"]
@@ -67,7 +65,7 @@ def test_the_drawn_timeline(capture: nvprof_kit.Capture) -> None:
     assert unpacked(data, steps["phases"]) == {"forward": [700], "other": [100]}
 
 
-def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path: Path) -> None:
+def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     for step, length in enumerate((100, 200, 300)):
         begin = 1000 * step
@@ -85,7 +83,7 @@ def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path: Path) -> None
     assert [step["step"] for step in one["timeline"]["steps"]] == unpacked(one, one["bySteps"])["number"] == [1]
 
 
-def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Path) -> None:
+def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("a", 0, 900_000, category="forward")
     file.kernel(1_000_000, 1_000_010, launched=(10, 11))
@@ -108,7 +106,7 @@ def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path: Pa
     assert len(row["start"]) < count and (sum(row["count"]), sum(row["busy"])) == (count, 10 * count)
 
 
-def test_the_page_finds_what_advise_finds() -> None:
+def test_the_page_finds_what_advise_finds():
     capture = nvprof_kit.open(DATA / "metrics" / "llama-2023.4.sqlite.xz")
     page, findings = capture.report().data.decode(), capture.advise().findings
     assert "gpu-metrics" in {one.rule for one in findings}
@@ -117,7 +115,7 @@ def test_the_page_finds_what_advise_finds() -> None:
         assert f"{finding.confidence.capitalize()} confidence; wrong if {html.escape(finding.refuted_by)}" in page
 
 
-def test_the_page_is_one_file_whose_own_script_alone_may_run(tmp_path: Path) -> None:
+def test_the_page_is_one_file_whose_own_script_alone_may_run(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("</script><script>alert(1)</script>", 10, 700, category="forward")
     file.kernel(1000, 1300, launched=(30, 31))
@@ -127,7 +125,7 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(tmp_path: Path) -> 
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
 
 
-def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path: Path) -> None:
+def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 900, category="step", payload=0)
     file.kernel(1000, 1300, launched=(30, 31), name="ampere_sgemm")
@@ -143,7 +141,7 @@ def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path: Path)
     assert "matched no class rule" not in text and '<th scope="row">softmax</th>' in text
 
 
-def test_without_a_gpu_nothing_is_called_one(tmp_path: Path) -> None:
+def test_without_a_gpu_nothing_is_called_one(tmp_path):
     operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "name": "aten::mm", "ts": 10, "dur": 20, "args": {}}
     layer = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 5, "dur": 40, "args": {}}
     events = [operator, layer | {"name": "nvprof_kit:forward:layers.0"}, operator | {"ts": 33, "dur": 5}]

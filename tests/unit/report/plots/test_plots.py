@@ -1,7 +1,5 @@
 """The pictures of a capture in time and of a roofline: what is drawn, and what is written on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ from nvprof_kit.errors import UsageError
 DATA = Path(__file__).parents[3] / "data"
 
 
-def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path: Path) -> None:
+def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 0, 100, category="step", payload=1)
     file.kernel(250, 1050, launched=(20, 21), stream=8)  # runs into step 2, which is open from 110 on
@@ -35,7 +33,7 @@ def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path: Path) -> None:
     assert "GPU 0 idle, 28.6 %" in [label.get_text() for label in axes.get_yticklabels()]
 
 
-def test_a_roofline_holds_every_ceiling_and_names_few_dots() -> None:
+def test_a_roofline_holds_every_ceiling_and_names_few_dots():
     (axes,) = nvprof_kit.open_ncu(DATA / "ncu" / "roofline-2025.3.csv.xz").layers().figure().axes
     assert sum(len(dots.get_offsets()) for dots in axes.collections) == 32  # a dot a kernel that computes and moves
     texts = [text.get_text().strip() for text in axes.texts]
@@ -45,7 +43,7 @@ def test_a_roofline_holds_every_ceiling_and_names_few_dots() -> None:
     assert len({tuple(dots.get_facecolor()[0]) for dots in axes.collections}) == 5  # a colour a layer
 
 
-def test_rows_units_and_names() -> None:
+def test_rows_units_and_names():
     result = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz").breakdown()
     axes, frame = result.figure().axes[0], result.to_frame()
     names = ["(none)" if pd.isna(step) else f"step {step}" for step in frame["step"]]
@@ -59,7 +57,7 @@ def test_rows_units_and_names() -> None:
     assert begins[shown] == pytest.approx((widths.cumsum(axis=0) - widths)[shown])
 
 
-def test_the_largest_are_drawn_in_the_tables_order() -> None:
+def test_the_largest_are_drawn_in_the_tables_order():
     result = nvprof_kit.open(DATA / "eager-2023.4.sqlite.xz").summary("kernel")
     figure = result.figure()
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
@@ -67,7 +65,7 @@ def test_the_largest_are_drawn_in_the_tables_order() -> None:
     assert rows > len(names) == 30 and figure.get_suptitle().endswith(f"(and {rows - 30} smaller)")
 
 
-def test_answers_have_pictures(tmp_path: Path) -> None:
+def test_answers_have_pictures(tmp_path):
     capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
     for answer in (capture.breakdown(), capture.breakdown("idle"), capture.summary("kernel"), capture.advise()):
         assert answer.save(tmp_path / "x.png").stat().st_size > 1_000
@@ -77,7 +75,7 @@ def test_answers_have_pictures(tmp_path: Path) -> None:
         capture.breakdown("queue").figure()
 
 
-def test_bars_of_layers_are_a_level_of_the_model_and_add_up() -> None:
+def test_bars_of_layers_are_a_level_of_the_model_and_add_up():
     capture = nvprof_kit.open(DATA / "flops" / "llama12-2024.2.sqlite.xz")
     tree, summary = capture.layers().tree, capture.layers().summary
     for depth, bars in ((1, 4), (2, 6), (3, 21), (4, 69), (None, 21)):  # none: as many levels as 40 bars allow

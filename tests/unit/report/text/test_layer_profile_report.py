@@ -1,7 +1,5 @@
 """What `LayerProfiler` recorded as text and curves: the data halves."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
@@ -40,13 +38,13 @@ def printed(parts: list[object]) -> str:
     return file.getvalue()
 
 
-def test_a_curve_for_each_kind_and_its_attention(tmp_path: Path) -> None:
+def test_a_curve_for_each_kind_and_its_attention(tmp_path):
     (axes,) = time_figure(profile(tmp_path, {"blocks.0": "spatial", "blocks.1": "temporal"})).axes
     assert axes.get_legend_handles_labels()[1] == ["spatial", "temporal", "temporal: attention"]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["blocks.0", "blocks.1"]
 
 
-def test_the_table_of_kinds(tmp_path: Path) -> None:
+def test_the_table_of_kinds(tmp_path):
     head = printed(profile_head(profile(tmp_path, {"blocks.0": "Block", "blocks.1": "Block"}), ["a fact"]))
     lines = head.splitlines()
     assert lines[0] == "a fact"
@@ -57,7 +55,7 @@ def test_the_table_of_kinds(tmp_path: Path) -> None:
     assert flash == ["flash", "attention", "1", "1", "1.500", "1.500", "1.500", "1.000", "2.000"]
 
 
-def test_no_kinds_is_said(tmp_path: Path) -> None:
+def test_no_kinds_is_said(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("head", 100, 200, category="forward")
     file.kernel(300, 400, launched=(110, 120))
@@ -79,5 +77,5 @@ SECONDS = "set-up 1.00 s, writing 2.00 s, reading and drawing 0.50 s"
         ((), PLAIN, ""),
     ],
 )  # fmt: skip
-def test_the_own_cost(recorded: tuple[int, ...], plain: tuple[int, ...], text: str) -> None:
+def test_the_own_cost(recorded, plain, text):
     assert str(OwnCost(tuple(10**6 * ms for ms in recorded), plain, *WRITTEN)) == f"Own cost: {text}{SECONDS}"

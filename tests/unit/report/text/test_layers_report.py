@@ -1,12 +1,9 @@
 """The per-layer table as a person reads it: its lines, figures and bars, at a terminal and in a notebook."""
 
-from __future__ import annotations
-
 import builtins
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -80,7 +77,7 @@ total              17.00   16.00     1.00
 Milliseconds of GPU time in each step, all phases together, including nested layers."""
 
 
-def test_the_table_of_phases_and_that_of_steps(capture: nvprof_kit.Capture, tmp_path: Path) -> None:
+def test_the_table_of_phases_and_that_of_steps(capture, tmp_path):
     assert str(capture.layers()).split("\n", 1)[1] == TABLE
     assert "attn" not in str(capture.layers(depth=2)) and "(none) optimizer" in str(capture.layers(depth=2))
     assert str(capture.layers(by="step", steps="all")).split("\n\n", 1)[1].startswith(BY_STEP)
@@ -104,16 +101,14 @@ def test_the_table_of_phases_and_that_of_steps(capture: nvprof_kit.Capture, tmp_
          "r.json · PyTorch profiler (Kineto) · no GPU · 2 steps\n", "GPU"),
     ],
 )  # fmt: skip
-def test_lines_about_the_capture(
-    info: dict[str, Any], by_how: dict[str, int], expected: str, absent: str, capture: nvprof_kit.Capture
-) -> None:
+def test_lines_about_the_capture(info, by_how, expected, absent, capture):
     result = capture.layers()
     summary = replace(result.summary, by_how=by_how or result.summary.by_how)
     head = str(replace(result, info=replace(result.info, **info), summary=summary)).split("\n\n", 1)[0] + "\n"
     assert expected in head and absent not in head.replace("no GPU", "")
 
 
-def test_recompute_has_a_column_where_there_is_any(capture: nvprof_kit.Capture) -> None:
+def test_recompute_has_a_column_where_there_is_any(capture):
     result = capture.layers()
     tree = result.tree.copy()
     tree.loc[0, ["forward_ns", "backward_ns", "recompute_ns"]] = [7 * MS, 10 * MS, 8 * MS]
@@ -147,22 +142,20 @@ def cells(result: nvprof_kit.Layers) -> list[list[str]]:
         ((1_000_000, 1), 100, ["0.010", "<1 ns"]),
     ],
 )
-def test_times(times: tuple[int, ...], steps: int, printed: list[str], capture: nvprof_kit.Capture) -> None:
+def test_times(times, steps, printed, capture):
     assert [row[2] for row in cells(layers_of(capture, *times, steps=steps))] == printed
 
 
 @settings(max_examples=50, deadline=None)
 @given(times=st.lists(st.integers(1, 10**15), min_size=1, max_size=6))
-def test_percentages_always_add_up(times: list[int], capture: nvprof_kit.Capture) -> None:
+def test_percentages_always_add_up(times, capture):
     shares = [row[4].removesuffix(" %") for row in cells(layers_of(capture, *times))]
     tenths = [0 if text.startswith("<") else round(10 * float(text)) for text in shares]
     assert sum(tenths) == 1000
     assert all(abs(tenth / 1000 - ns / sum(times)) <= 0.001 for tenth, ns in zip(tenths, times, strict=True))
 
 
-def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end(
-    capture: nvprof_kit.Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end(capture, monkeypatch):
     text = capture.layers().encode("table").decode()
     assert "\x1b" not in text and not [line for line in text.splitlines() if line != line.rstrip()]
     widths = []
@@ -188,14 +181,14 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-def test_an_answer_is_shown_once(shown: list[object]) -> None:
+def test_an_answer_is_shown_once(shown):
     layers = nvprof_kit.open(DATA / "encoder-2023.4.sqlite.xz").layers(depth=2)
     assert layers._repr_html_().startswith("<pre")
     assert "Encoder" in str(layers) and "Encoder" in repr(layers)
     assert shown == []  # else each line stands above the table once more
 
 
-def test_a_notebook_shows_a_plot_as_a_picture() -> None:
+def test_a_notebook_shows_a_plot_as_a_picture():
     capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
     for plot in (capture.plot(steps=5), capture.layers(depth=2).plot()):
         assert "data:image/png" in plot._repr_html_() and len(plot._repr_html_()) < 200_000

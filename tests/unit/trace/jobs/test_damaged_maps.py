@@ -1,7 +1,5 @@
 """Maps of ranks that were damaged after they were made: refused by name, and made anew where the capture is there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,7 +28,7 @@ def of_rank_0(maps: Path, table: str) -> Path:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_map_that_is_not_whole_is_refused_by_name(maps: Path, table: str) -> None:
+def test_a_map_that_is_not_whole_is_refused_by_name(maps, table):
     file = of_rank_0(maps, table)
     raw = file.read_bytes()
     without_rank = pq.ParquetFile(file).read().drop_columns(["rank"])
@@ -48,7 +46,7 @@ def test_a_map_that_is_not_whole_is_refused_by_name(maps: Path, table: str) -> N
     refused(f"{table}/.*: no such file, and the map is not whole without it; map again")
 
 
-def test_collectives_with_a_gap_are_refused(maps: Path) -> None:
+def test_collectives_with_a_gap_are_refused(maps):
     file = of_rank_0(maps, "collectives")
     told = pq.ParquetFile(file).read()
     pq.write_table(told.slice(1), file)
@@ -57,7 +55,7 @@ def test_collectives_with_a_gap_are_refused(maps: Path) -> None:
 
 
 @pytest.mark.parametrize(("table", "name"), [("collectives", "ready_segment"), ("segments", "ns")])
-def test_a_column_without_values_is_refused(maps: Path, table: str, name: str) -> None:
+def test_a_column_without_values_is_refused(maps, table, name):
     file = of_rank_0(maps, table)
     told = pq.ParquetFile(file).read()
     nothing = pa.nulls(len(told), pa.int64())
@@ -66,7 +64,7 @@ def test_a_column_without_values_is_refused(maps: Path, table: str, name: str) -
         open_job([maps]).answer()
 
 
-def test_a_damaged_map_is_made_anew_from_its_capture(maps: Path) -> None:
+def test_a_damaged_map_is_made_anew_from_its_capture(maps):
     file = of_rank_0(maps, "collectives")
     raw = file.read_bytes()
     file.write_bytes(raw[:100])
@@ -75,7 +73,7 @@ def test_a_damaged_map_is_made_anew_from_its_capture(maps: Path) -> None:
     assert not list(maps.rglob("*.tmp"))
 
 
-def test_no_job_has_as_many_ranks() -> None:
+def test_no_job_has_as_many_ranks():
     words = ["ranks", "map", "none.sqlite", "-o", "maps", "--rank", "run.sqlite=99999999999999999999"]
     error = CliRunner().invoke(group, words).exception
     assert isinstance(error, UsageError) and "needed FILE=N" in str(error)

@@ -1,7 +1,5 @@
 """PyTorch traces: with a GPU and without, with our ranges and without."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,7 @@ def sums(path: Path) -> dict[tuple[str, str], int]:
     return {(row.layer, row.phase): row.gpu_self_ns for row in rows.itertuples() if row.gpu_self_ns}
 
 
-def test_pytorchs_annotation_of_a_phase_that_is_ours_is_no_second_call(tmp_path: Path) -> None:
+def test_pytorchs_annotation_of_a_phase_that_is_ours_is_no_second_call(tmp_path):
     path = write(
         tmp_path / "a.json",
         event("user_annotation", "nvprof_kit:step:step 0", 0, 90),
@@ -47,12 +45,12 @@ def test_pytorchs_annotation_of_a_phase_that_is_ours_is_no_second_call(tmp_path:
     assert begins == [("data", 1000), ("optimizer", 5000), ("step 0", 0)]
 
 
-def test_old_category_names_and_a_bare_list_of_events(tmp_path: Path) -> None:
+def test_old_category_names_and_a_bare_list_of_events(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([event("Operator", "aten::mm", 0, 3)]))
     assert sums(tmp_path / "a.json") == {("(none)", "other"): 3000}
 
 
-def test_no_domains(tmp_path: Path) -> None:
+def test_no_domains(tmp_path):
     with pytest.raises(CaptureError, match="no NVTX domains"):
         open_capture(write(tmp_path / "a.json", event("cpu_op", "aten::mm", 0, 3)), domain="other")
 
@@ -67,7 +65,7 @@ def arrow(number: int, ends: str, start: float, tid: int) -> Event:
 
 
 @pytest.mark.parametrize("arrows", [True, False])
-def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, arrows: bool) -> None:
+def test_backward_without_our_ranges_over_two_forward_threads(tmp_path, arrows):
     """PyTorch numbers forward threads by itself; the arrows say which is which, and without them nobody is guessed."""
     node = "autograd::engine::evaluate_function: MmBackward0"
     events = [
@@ -92,7 +90,7 @@ def test_backward_without_our_ranges_over_two_forward_threads(tmp_path: Path, ar
     assert sums(write(tmp_path / "a.json", *events)) == forward | (told if arrows else {("(none)", "backward"): 5})
 
 
-def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:
+def test_rules_for_what_the_user_annotated(tmp_path):
     path = write(tmp_path / "a.json", event("user_annotation", "blk 3 fwd", 5, 20), *GPU_EVENTS)
     rules = tmp_path / "own.toml"
     rules.write_text("[[rule]]\nmatch = 'blk (?P<n>.+) fwd'\nlayer = 'layers.{n}'")
@@ -100,7 +98,7 @@ def test_rules_for_what_the_user_annotated(tmp_path: Path) -> None:
     assert rows["layer"].tolist()[0] == "layers.3"
 
 
-def test_what_a_collective_moves_and_in_which_group(tmp_path: Path) -> None:
+def test_what_a_collective_moves_and_in_which_group(tmp_path):
     said = {
         "Collective name": "allreduce",
         "In msg nelems": 10,
@@ -136,9 +134,7 @@ ODD = {
 
 
 @pytest.mark.parametrize(("old", "new"), ODD.values(), ids=ODD)
-def test_what_the_quick_decoder_refuses_is_read_event_by_event(
-    tmp_path: Path, old: str, new: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_quick_decoder_refuses_is_read_event_by_event(tmp_path, old, new, monkeypatch):
     """The window with the odd event gives what the standard library's decoder gives for all."""
     events = [event("cpu_op", f"aten::mm{number % 7}", 10 * number, 7 if number == 50 else 5) for number in range(100)]
     path = write(tmp_path / "a.json", *events)
@@ -176,17 +172,17 @@ def trace(path: Path, changed: int = -1, **change: Any) -> Path:
 
 
 @pytest.mark.parametrize("moment", [-1.0, 0.0, 99.0, BOOTED_US + 86_400e6])
-def test_a_call_hours_away_from_all_others(tmp_path: Path, moment: float) -> None:
+def test_a_call_hours_away_from_all_others(tmp_path, moment):
     warnings = open_capture(trace(tmp_path / "run.json", 7, ts=moment)).info.warnings
     assert any("ts of cuda_runtime lies hours away from the rest of the trace in 1 events" in text for text in warnings)
 
 
-def test_a_call_of_a_hundred_days_is_refused(tmp_path: Path) -> None:
+def test_a_call_of_a_hundred_days_is_refused(tmp_path):
     with pytest.raises(CaptureError, match="more than 100 days apart"):
         open_capture(trace(tmp_path / "run.json", 7, dur=1e13))
 
 
-def test_a_category_of_another_release_is_warned_of(tmp_path: Path) -> None:
+def test_a_category_of_another_release_is_warned_of(tmp_path):
     """A kernel that is not read is missing in every sum."""
     (said,) = open_capture(trace(tmp_path / "run.json", 7, cat="gpu_runtime")).info.warnings[:1]
     assert said == "cat is 'gpu_runtime' in 1 events, a category that is not known: they are not read"
@@ -194,7 +190,7 @@ def test_a_category_of_another_release_is_warned_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", ["{}", "\n[1]", " end", "\0"])
-def test_what_follows_the_trace_is_refused(tmp_path: Path, more: str) -> None:
+def test_what_follows_the_trace_is_refused(tmp_path, more):
     """Of two traces in one file only the first was read."""
     path = trace(tmp_path / "run.json")
     whole = path.read_text()
@@ -206,14 +202,14 @@ def test_what_follows_the_trace_is_refused(tmp_path: Path, more: str) -> None:
             open_capture(path)
 
 
-def test_two_lists_of_events_are_refused(tmp_path: Path) -> None:
+def test_two_lists_of_events_are_refused(tmp_path):
     path = trace(tmp_path / "run.json")
     path.write_text(path.read_text().removesuffix("}") + ', "traceEvents": []}')
     with pytest.raises(CaptureError, match="traceEvents is in it twice"):
         open_capture(path)
 
 
-def test_modules_without_names_are_told_of(tmp_path: Path) -> None:
+def test_modules_without_names_are_told_of(tmp_path):
     path = write(
         tmp_path / "a.json",
         event("python_function", "nn.Module: Block_1", 0, 30),

@@ -1,7 +1,5 @@
 """What ncu prints, in every form it comes: pages, releases, locales, units, NVTX cells that break the csv."""
 
-from __future__ import annotations
-
 import importlib.util
 import lzma
 from pathlib import Path
@@ -55,7 +53,7 @@ def read(tmp_path: Path, text: str, **options: str) -> NcuReport:
 TIME = {"gpu__time_duration.sum": ("ns", "9600")}
 
 
-def test_units_are_brought_to_base(tmp_path: Path) -> None:
+def test_units_are_brought_to_base(tmp_path):
     report = read(
         tmp_path,
         raw(
@@ -73,7 +71,7 @@ def test_units_are_brought_to_base(tmp_path: Path) -> None:
     assert list(report.units.values()) == ["ns", "byte", "byte/s", "hz", "byte/block", "%"]
 
 
-def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
+def test_a_word_among_numbers_costs_its_own_cell(tmp_path):
     rows = [raw({**TIME, "sm__x.sum": ("%", value)}) for value in ("4", "(!) n/a", "6")]
     text = rows[0] + "".join(row.splitlines(keepends=True)[-1] for row in rows[1:])
     report = read(tmp_path, text)
@@ -83,7 +81,7 @@ def test_a_word_among_numbers_costs_its_own_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("german", [False, True])
-def test_a_number_in_any_locale_is_the_same_number(german: bool, tmp_path: Path) -> None:
+def test_a_number_in_any_locale_is_the_same_number(german, tmp_path):
     values = [0.0, 0.25, 7.5, 999.99, 1234.56, 12345.67, 1e6, 98765432.1, 1e15, 3e-5]
     texts = [f"{value:,.2f}" if value != 3e-5 else "3.00e-05" for value in values]
     if german:
@@ -113,7 +111,7 @@ def test_a_number_in_any_locale_is_the_same_number(german: bool, tmp_path: Path)
         ('1  "d:foo:bar:none:none:none:none:none:none" ', 1, {"d": ("foo:bar",)}),
     ],
 )
-def test_nvtx_cells(text: str, tid: int, ranges: dict[str, tuple[str, ...]], tmp_path: Path) -> None:
+def test_nvtx_cells(text, tid, ranges, tmp_path):
     for domain, names in ranges.items():
         kernels = read(tmp_path, raw(TIME, nvtx=text), domain=domain).kernels
         assert (kernels["tid"].tolist(), kernels["stack"].tolist()) == ([tid], [names])
@@ -125,14 +123,14 @@ _NAMES = st.text(
 
 
 @given(names=st.lists(_NAMES, max_size=4), domain=st.sampled_from(["nvprof_kit", "a:b", "NCCL"]))
-def test_any_name_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: list[str], domain: str) -> None:
+def test_any_name_is_read_back(tmp_path_factory, names, domain):
     text = raw(TIME, nvtx=cell(*names, domain=domain))
     report = read(tmp_path_factory.getbasetemp(), text, domain=domain)
     assert report.kernels["stack"].tolist() == [tuple(names)]
 
 
 @pytest.mark.parametrize("name", ['na"me', 'x","y', 'x","(1, 2, 3)","y', '{"k":"v","n":1}', 'a", "b'])
-def test_a_quote_in_a_range_shifts_nothing(name: str, tmp_path: Path) -> None:
+def test_a_quote_in_a_range_shifts_nothing(name, tmp_path):
     """ncu doubles the quotes around a range, and not those in it."""
     text = raw({**TIME, "dram__bytes.sum": ("byte", "12")}, nvtx=cell("MARK"))
     broken = read(tmp_path, text.replace("MARK", name))
@@ -141,14 +139,14 @@ def test_a_quote_in_a_range_shifts_nothing(name: str, tmp_path: Path) -> None:
     assert broken.kernels["stack"].tolist() == [(name,)]
 
 
-def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read_is_counted(tmp_path):
     text = raw(TIME) + '"1","557","python3","127.0.0.1","gemm"\n'
     report = read(tmp_path, text)
     assert len(report.kernels) == 1
     assert report.warnings[:1] == ("1 rows cannot be read (lines 4): their fields do not fit the header",)
 
 
-def test_details_page(tmp_path: Path) -> None:
+def test_details_page(tmp_path):
     head = [*IDENTITY, *BEHIND, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]
     rules = ["Rule Name", "Rule Type", "Rule Description"]
     who = lambda id_: [id_, "557", "python3", "127.0.0.1", "gemm(int)", *OURS]  # noqa: E731
@@ -191,11 +189,11 @@ def refusal(tmp_path: Path, text: str) -> str:
         (line([*IDENTITY, *BEHIND]), "a page of ncu without a result"),
     ],
 )
-def test_bad_input_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(text, message, tmp_path):
     assert message in refusal(tmp_path, text)
 
 
-def test_packed(tmp_path: Path) -> None:
+def test_packed(tmp_path):
     path = tmp_path / "a.csv.xz"
     path.write_bytes(lzma.compress(raw(TIME).encode()))
     assert len(open_ncu(path).kernels) == 1
@@ -206,7 +204,7 @@ def test_packed(tmp_path: Path) -> None:
         open_ncu(tmp_path / "none.csv")
 
 
-def test_a_report_needs_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_needs_a_reader(tmp_path, monkeypatch):
     path = tmp_path / "a.ncu-rep"
     path.write_bytes(b"NVR\x00damaged")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -217,7 +215,7 @@ def test_a_report_needs_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @NEEDS_READER
-def test_a_report_by_nvidia_s_reader() -> None:
+def test_a_report_by_nvidia_s_reader():
     """The same run as its raw page: launches, ranges, units, and every number to the digits that the page has."""
     report, page = (open_ncu(DATA / f"own-2025.3.{form}.xz") for form in ("ncu-rep", "csv"))
     assert report.kernels["stack"].tolist() == [("step 0", "Model", f"layers.{number}") for number in (0, 1)]
@@ -231,7 +229,7 @@ def test_a_report_by_nvidia_s_reader() -> None:
 
 
 @NEEDS_READER
-def test_a_damaged_report(tmp_path: Path) -> None:
+def test_a_damaged_report(tmp_path):
     path = tmp_path / "a.ncu-rep"
     path.write_bytes(b"NVR\x00damaged")
     with pytest.raises(CaptureError, match="no result in it"):
@@ -247,5 +245,5 @@ def test_a_damaged_report(tmp_path: Path) -> None:
         ("", ()),
     ],
 )
-def test_a_plan_says_which_launches_it_measured(noise: str, launches: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_plan_says_which_launches_it_measured(noise, launches, tmp_path):
     assert read(tmp_path, raw(TIME, noise=noise)).invocations == launches

@@ -2,8 +2,6 @@
 report, and one line for each that is damaged, partial or of somebody else.
 """
 
-from __future__ import annotations
-
 import lzma
 import shutil
 import zlib
@@ -32,7 +30,7 @@ FORMS = (("parquet", 1 << 20), ("parquet", 1000), ("arrow", 5000))
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: str(path.relative_to(DATA)))
-def test_a_folder_has_the_tables_of_the_file(capture: Path, tmp_path: Path) -> None:
+def test_a_folder_has_the_tables_of_the_file(capture, tmp_path):
     (export := tmp_path / "run.sqlite").write_bytes(lzma.decompress(capture.read_bytes()))
     number = zlib.crc32(capture.name.encode())  # each capture in one of the forms, and all forms among them
     kind, rows_of_group = FORMS[number % len(FORMS)]
@@ -103,9 +101,7 @@ def of_others(folder: Path) -> None:
         (changed(STRINGS, lambda table: pyarrow.table({"id": [1, 1], "value": ["a", "b"]})), "several values for 1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_folder_is_said_in_one_line(
-    folder: Path, damage: Callable[[Path], None], said: str
-) -> None:
+def test_what_is_wrong_with_a_folder_is_said_in_one_line(folder, damage, said):
     damage(folder)
     with pytest.raises(CaptureError) as refused:
         open_capture(folder)
@@ -113,7 +109,7 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_arrow_file_is_refused(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("layers.0", 100, 900)
     file.kernel(300, 310, launched=(200, 210))
@@ -129,7 +125,7 @@ def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
             open_capture(copy)
 
 
-def test_a_text_in_any_encoding_is_read(folder: Path) -> None:
+def test_a_text_in_any_encoding_is_read(folder):
     def change(table: pyarrow.Table) -> pyarrow.Table:
         texts = [text.encode().replace(b"layers.0", b"layers.\xff") for text in table["value"].to_pylist()]
         raw = pyarrow.array(texts, pyarrow.binary())
@@ -151,12 +147,12 @@ def test_a_text_in_any_encoding_is_read(folder: Path) -> None:
         ("scrub", 1, "only an .sqlite export can be scrubbed"),
     ],
 )
-def test_verbs_take_folders(folder: Path, verb: str, code: int, said: str) -> None:
+def test_verbs_take_folders(folder, verb, code, said):
     done = CliRunner().invoke(group, [*verb.format(folder).split(), str(folder)])
     assert (done.exit_code, said in f"{done.output} {done.exception}") == (code, True), done.output
 
 
-def test_a_folder_of_folders_is_a_job(tmp_path: Path) -> None:
+def test_a_folder_of_folders_is_a_job(tmp_path):
     for rank in range(2):
         file = NsysFile(tmp_path / f"run.rank{rank}.sqlite")
         for step in range(4):

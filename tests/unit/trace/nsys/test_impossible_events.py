@@ -1,7 +1,5 @@
 """Events of an nsys export that cannot be: each is refused or warned of by the name of its table and column."""
 
-from __future__ import annotations
-
 import lzma
 import re
 import sqlite3
@@ -128,12 +126,12 @@ def changed(path: Path, case: str) -> Path:
 
 
 @pytest.mark.parametrize(("case", "named"), WARNED)
-def test_warned_of_by_name(capture: Path, case: str, named: str) -> None:
+def test_warned_of_by_name(capture, case, named):
     assert named in warnings_of(changed(capture, case))
 
 
 @pytest.mark.parametrize(("case", "named"), REFUSED)
-def test_refused_by_name(capture: Path, case: str, named: str) -> None:
+def test_refused_by_name(capture, case, named):
     with pytest.raises(CaptureError, match=re.escape(named)):
         warnings_of(changed(capture, case))
 
@@ -147,9 +145,7 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
-def test_a_column_of_the_schema_is_named_where_it_is_missing_null_or_of_another_type(
-    capture: Path, table: str, column: str
-) -> None:
+def test_a_column_of_the_schema_is_named_where_it_is_missing_null_or_of_another_type(capture, table, column):
     """In every row, and in the last one only, because columns with one value are not read row by row."""
     optional, whole = (*OPTIONAL, *OPS), capture.read_bytes()
     with closing(sqlite3.connect(capture)) as db:
@@ -179,18 +175,18 @@ def test_a_column_of_the_schema_is_named_where_it_is_missing_null_or_of_another_
         for value in (low - 1, high + 1)
     ],
 )
-def test_a_value_outside_the_bounds_of_the_schema_is_named(capture: Path, table: str, column: str, value: int) -> None:
+def test_a_value_outside_the_bounds_of_the_schema_is_named(capture, table, column, value):
     with pytest.raises(CaptureError, match=rf"{table}\.{column} is {value} in"):
         warnings_of(change(capture, f'UPDATE {table} SET "{column}" = {value}'))
 
 
-def test_texts_in_another_encoding_are_read(capture: Path) -> None:
+def test_texts_in_another_encoding_are_read(capture):
     path = changed(capture, "NVTX SET textId = NULL, text = CAST(x'6cffe9' AS TEXT) WHERE start = 200")
     assert "l\ufffd\ufffd" in open_capture(path).ranges["text"].tolist()
 
 
 @pytest.mark.parametrize("end", ["NULL", "0", "-1"])
-def test_a_range_left_open_is_no_error(capture: Path, end: str) -> None:
+def test_a_range_left_open_is_no_error(capture, end):
     """Exporters wrote NULL, before 2022 also 0."""
     ranges = open_capture(change(capture, f"UPDATE NVTX_EVENTS SET [end] = {end} WHERE start = 100")).ranges
     assert ranges["end_ns"][ranges["left_open"]].tolist() == [1080], "the end of the capture"
@@ -206,22 +202,20 @@ def test_a_range_left_open_is_no_error(capture: Path, end: str) -> None:
         ("KERNEL SET correlationId = 9 WHERE start = 1020", "1 of 4 operations were launched by calls"),
     ],
 )
-def test_what_contradicts_is_warned_of_in_every_table(capture: Path, case: str, said: str) -> None:
+def test_what_contradicts_is_warned_of_in_every_table(capture, case, said):
     opened = nvprof_kit.open(changed(capture, case))
     for result in (opened.layers(), opened.breakdown(), opened.summary()):
         assert any(said in warning for warning in result.warnings), type(result)
 
 
 @pytest.mark.parametrize("table", ENUMERATIONS)
-def test_an_enumeration_with_other_numbers_is_refused(
-    capture: Path, table: str, names_of: dict[str, dict[int, str]]
-) -> None:
+def test_an_enumeration_with_other_numbers_is_refused(capture, table, names_of):
     moved = {number + 1: name for number, name in names_of[table].items()}
     with pytest.raises(CaptureError, match=f"{table} numbers"):
         warnings_of(enumerated(capture, table, moved))
 
 
-def test_a_value_with_a_new_name_is_warned_of(capture: Path, names_of: dict[str, dict[int, str]]) -> None:
+def test_a_value_with_a_new_name_is_warned_of(capture, names_of):
     for table, names in names_of.items():
         enumerated(capture, table, names)
     assert warnings_of(capture) == ""
@@ -236,7 +230,7 @@ def enumerated(path: Path, table: str, names: dict[int, Any]) -> Path:
     return path
 
 
-def test_durations_that_cannot_be_added_up_are_refused(tmp_path: Path) -> None:
+def test_durations_that_cannot_be_added_up_are_refused(tmp_path):
     """Three of 40 days beside each other: no two moments are 100 days apart, but sums are exact to 104 days only."""
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("layers.0", 200, 400)
@@ -259,7 +253,7 @@ def test_durations_that_cannot_be_added_up_are_refused(tmp_path: Path) -> None:
         ("StringIds", "TABLE {} AS SELECT * FROM old UNION ALL SELECT id, 'other' FROM old", "id has several values"),
     ],
 )
-def test_a_table_of_another_form_is_refused(capture: Path, table: str, create: str, said: str) -> None:
+def test_a_table_of_another_form_is_refused(capture, table, create, said):
     change(capture, f"ALTER TABLE {table} RENAME TO old", f"CREATE {create.format(table)}")
     with pytest.raises(CaptureError, match=said.format(table)):
         open_capture(capture)
@@ -286,7 +280,7 @@ DESCRIPTIONS = (
         ("UPDATE ANALYSIS_DETAILS SET stopTime = NULL", "ANALYSIS_DETAILS.stopTime is not given in 1 of 1 rows"),
     ],
 )
-def test_tables_that_describe_the_system_are_warned_of(capture: Path, change_: str, named: str) -> None:
+def test_tables_that_describe_the_system_are_warned_of(capture, change_, named):
     assert "nsys warns: it broke" in warnings_of(change(capture, *DESCRIPTIONS))
     changed = warnings_of(change(capture, change_))
     assert named in changed
@@ -294,7 +288,7 @@ def test_tables_that_describe_the_system_are_warned_of(capture: Path, change_: s
     assert any(named in seen for seen in seen_by_doctor(capture))
 
 
-def test_the_environment_is_missed_by_doctor_only(capture: Path) -> None:
+def test_the_environment_is_missed_by_doctor_only(capture):
     change(capture, *DESCRIPTIONS, "ALTER TABLE TARGET_INFO_SYSTEM_ENV DROP COLUMN value")
     assert "SYSTEM_ENV" not in warnings_of(capture)
     seen = " | ".join(seen_by_doctor(capture))

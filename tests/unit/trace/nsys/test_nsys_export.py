@@ -1,7 +1,5 @@
 """When a report is exported anew, and the one line that says why it is not; a script stands in for nsys."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -68,17 +66,13 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kinds", ["sqlite", "sqlite --include-blobs=true|false"])
-def test_payloads_are_asked_for_where_nsys_would_leave_them_out(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, kinds: str
-) -> None:
+def test_payloads_are_asked_for_where_nsys_would_leave_them_out(tmp_path, report, monkeypatch, kinds):
     install(tmp_path, monkeypatch, kinds=kinds)
     assert len(open_capture(report).ops) == 1
     assert ("--include-blobs=true" in (tmp_path / "calls").read_text()) == ("blobs" in kinds)
 
 
-def test_large_tables_are_exported_beside_the_rest(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tables_are_exported_beside_the_rest(tmp_path, report, monkeypatch):
     export = """set -f; mkdir -p "$5"; IFS=,
         for name in $(cd "{folder}/export_pqtdir" && ls | sed s/.parquet// | tr '\\n' ,); do
             for pattern in ${{6#--tables=}}; do
@@ -94,9 +88,7 @@ def test_large_tables_are_exported_beside_the_rest(
 
 
 @pytest.mark.parametrize(("kinds", "export"), [("parquetdir", "run_pqtdir"), ("hdf", "run.sqlite")])
-def test_a_report_is_exported_once_and_anew_when_it_is_newer(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, kinds: str, export: str
-) -> None:
+def test_a_report_is_exported_once_and_anew_when_it_is_newer(tmp_path, report, monkeypatch, kinds, export):
     install(tmp_path, monkeypatch, kinds=kinds)
     assert len(open_capture(report).ops) == len(open_capture(report).ops) == 1
     assert calls(tmp_path) == 1
@@ -111,9 +103,7 @@ def test_a_report_is_exported_once_and_anew_when_it_is_newer(
     assert names(tmp_path) == sorted(["run.nsys-rep", export])
 
 
-def test_what_is_not_the_export_of_the_report_is_left_alone(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_the_export_of_the_report_is_left_alone(tmp_path, report, monkeypatch):
     install(tmp_path, monkeypatch)
     (tmp_path / "run_pqtdir").mkdir()
     (tmp_path / "run_pqtdir" / "notes.txt").write_text("mine")
@@ -130,9 +120,7 @@ def test_what_is_not_the_export_of_the_report_is_left_alone(
 
 
 @pytest.mark.parametrize("damage", ["StringIds.parquet", "META_DATA_EXPORT.parquet"])
-def test_a_damaged_export_is_made_again(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
+def test_a_damaged_export_is_made_again(tmp_path, report, monkeypatch, damage):
     install(tmp_path, monkeypatch)
     open_capture(report)
     (tmp_path / "run_pqtdir" / damage).write_bytes(b"PAR1")
@@ -140,9 +128,7 @@ def test_a_damaged_export_is_made_again(
     assert calls(tmp_path) == 2 and names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]
 
 
-def test_nothing_stays_of_an_export_that_is_ended(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_stays_of_an_export_that_is_ended(tmp_path, report, monkeypatch):
     install(tmp_path, monkeypatch, 'mkdir "$5"; touch "{folder}/began"; exec sleep 60')
     program = f"from nvprof_kit._trace.open import open_capture; open_capture({str(report)!r})"
     with subprocess.Popen([sys.executable, "-c", program]) as process:
@@ -162,9 +148,7 @@ def test_nothing_stays_of_an_export_that_is_ended(
         ("exit 0", "2023.4.4.54", CaptureError, "nsys wrote no export of it"),
     ],
 )
-def test_a_report_that_nsys_cannot_export(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, export: str, version: str, error: Any, said: str
-) -> None:
+def test_a_report_that_nsys_cannot_export(tmp_path, report, monkeypatch, export, version, error, said):
     install(tmp_path, monkeypatch, export, version=version)
     with pytest.raises(error, match=said):
         open_capture(report)
@@ -172,9 +156,7 @@ def test_a_report_that_nsys_cannot_export(
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
-def test_a_report_in_a_read_only_folder_is_exported_to_the_cache(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, reason: int
-) -> None:
+def test_a_report_in_a_read_only_folder_is_exported_to_the_cache(tmp_path, report, monkeypatch, reason):
     install(tmp_path, monkeypatch)
     real, read_only = tempfile.TemporaryDirectory, [tmp_path]
 
@@ -195,9 +177,7 @@ def test_a_report_in_a_read_only_folder_is_exported_to_the_cache(
 
 
 @pytest.mark.parametrize(("free", "together"), [(1 << 40, 3), (1, 1)])
-def test_reports_are_exported_in_parallel_as_far_as_memory_allows(
-    tmp_path: Path, report: Path, monkeypatch: pytest.MonkeyPatch, free: int, together: int
-) -> None:
+def test_reports_are_exported_in_parallel_as_far_as_memory_allows(tmp_path, report, monkeypatch, free, together):
     log = "{folder}/log"
     install(tmp_path, monkeypatch, f'echo +1 >> "{log}"; sleep 0.5; {WORKS}; echo -1 >> "{log}"')
     monkeypatch.setattr("nvprof_kit._trace.nsys.export.free_memory", lambda: free)

@@ -1,7 +1,5 @@
 """A scrubbed copy: nothing private is left in any byte of it, and every verb reads the same from it."""
 
-from __future__ import annotations
-
 import lzma
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +67,7 @@ def privacy(path: Path) -> str:
     return "; ".join(finding.evidence for finding in findings if finding.rule == "privacy")
 
 
-def test_nothing_private_is_left_in_any_byte(capture: Path, tmp_path: Path) -> None:
+def test_nothing_private_is_left_in_any_byte(capture, tmp_path):
     before = capture.read_bytes()
     removed = scrub(capture, tmp_path / "clean.sqlite")
     assert [text for text in PRIVATE if text.encode() in (tmp_path / "clean.sqlite").read_bytes()] == []
@@ -84,7 +82,7 @@ def test_nothing_private_is_left_in_any_byte(capture: Path, tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clean.sqlite", "run.sqlite"]
 
 
-def test_the_table_is_the_same_and_a_text_of_choice_goes_too(capture: Path, tmp_path: Path) -> None:
+def test_the_table_is_the_same_and_a_text_of_choice_goes_too(capture, tmp_path):
     scrub(capture, tmp_path / "clean.sqlite.xz")
     rows = [nvprof_kit.open(path).layers().rows for path in (capture, tmp_path / "clean.sqlite.xz")]
     assert rows[0].equals(rows[1])
@@ -94,7 +92,7 @@ def test_the_table_is_the_same_and_a_text_of_choice_goes_too(capture: Path, tmp_
         scrub(capture, tmp_path / "x.sqlite", also="(")
 
 
-def test_what_is_no_capture(tmp_path: Path) -> None:
+def test_what_is_no_capture(tmp_path):
     (tmp_path / "bad.sqlite").write_bytes(b"SQLite format 3\0" + b"x" * 5000)
     with pytest.raises(CaptureError, match="not a whole SQLite export"):
         scrub(tmp_path / "bad.sqlite", tmp_path / "clean.sqlite")
@@ -104,12 +102,12 @@ def test_what_is_no_capture(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.sqlite", "bad.sqlite.xz"]
 
 
-def test_names_are_told_and_values_never(capture: Path) -> None:
+def test_names_are_told_and_values_never(capture):
     assert "2 environment variables with their values, among them HF_TOKEN" in privacy(capture)
     assert "hf_SECRET123" not in str(nvprof_kit.doctor(capture).to_frame().to_dict())
 
 
-def test_the_verb(capture: Path) -> None:
+def test_the_verb(capture):
     def ask(*argv: str) -> tuple[int, str]:
         done = CliRunner().invoke(group, ["scrub", *argv])
         return done.exit_code, done.output + str(done.exception or "")
@@ -121,9 +119,7 @@ def test_the_verb(capture: Path) -> None:
     assert "only an .sqlite export" in ask("run.nsys-rep")[1]
 
 
-def test_what_stands_beside_the_target_is_clean_and_as_private_as_the_source(
-    capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_stands_beside_the_target_is_clean_and_as_private_as_the_source(capture, tmp_path, monkeypatch):
     def refuse(partial: Path, _: Path) -> None:
         written.append((partial.read_bytes(), partial.stat().st_mode & 0o777))
         raise OSError(28, "No space left on device")
@@ -138,13 +134,13 @@ def test_what_stands_beside_the_target_is_clean_and_as_private_as_the_source(
     assert [path.name for path in tmp_path.iterdir()] == ["run.sqlite"]
 
 
-def test_changes_that_are_not_in_the_file_yet_are_not_lost(capture: Path, tmp_path: Path) -> None:
+def test_changes_that_are_not_in_the_file_yet_are_not_lost(capture, tmp_path):
     capture.with_name(f"{capture.name}-wal").write_bytes(b"changes")
     with pytest.raises(CaptureError, match="-wal beside it holds changes"):
         scrub(capture, tmp_path / "copy.sqlite")
 
 
-def test_scrubs_of_one_capture_at_once(capture: Path, tmp_path: Path) -> None:
+def test_scrubs_of_one_capture_at_once(capture, tmp_path):
     targets = [tmp_path / f"clean{number}.sqlite" for number in range(9)]
     with ThreadPoolExecutor(9) as pool:
         removed = list(pool.map(lambda target: scrub(capture, target), targets))
@@ -167,9 +163,7 @@ def test_scrubs_of_one_capture_at_once(capture: Path, tmp_path: Path) -> None:
         r'{"folder": "C:\\Users\\carol\\data"}',
     ],
 )
-def test_home_folders_are_found_in_every_text(
-    capture: Path, tmp_path: Path, table: str, column: str, path: str
-) -> None:
+def test_home_folders_are_found_in_every_text(capture, tmp_path, table, column, path):
     home = "INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:ENVIRONMENT_VARIABLE', 'HOME=\"/mnt/homes/carol\"')"
     with sqlite3.connect(capture) as db:
         db.execute(home)
@@ -181,7 +175,7 @@ def test_home_folders_are_found_in_every_text(
 
 
 @pytest.mark.parametrize("table", ["TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "META_DATA_EXPORT"])
-def test_private_data_under_another_name_is_refused(capture: Path, tmp_path: Path, table: str) -> None:
+def test_private_data_under_another_name_is_refused(capture, tmp_path, table):
     with sqlite3.connect(capture) as db:
         db.execute(f"ALTER TABLE {table} RENAME COLUMN value TO content")
     with pytest.raises(CaptureError, match=f"{table} has no column value, so private data in it would stay"):

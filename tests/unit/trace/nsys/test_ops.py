@@ -1,16 +1,12 @@
 """Calls and operations that an nsys export and a PyTorch trace of it have in common."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from support.captures import as_kineto
 from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._trace.open import open_capture
 
 
-def test_calls_and_the_hosts_end_of_copies_are_those_of_a_pytorch_trace(tmp_path: Path) -> None:
+def test_calls_and_the_hosts_end_of_copies_are_those_of_a_pytorch_trace(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.kernel(300, 330, launched=(110, 115))
     file.call("cudaStreamSynchronize_v3020", 120, 340)

@@ -1,7 +1,5 @@
 """Snapshots in, tables out; and nothing in a hostile pickle runs."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys
@@ -27,7 +25,7 @@ class Attack:
         return os.system, (f"touch {self.path}",)
 
 
-def test_tables(tmp_path: Path) -> None:
+def test_tables(tmp_path):
     file = SnapshotFile()
     first = file.alloc(1024, "nvprof_kit:forward:layers.0;step=0", ["model.py:10:forward"])
     file.alloc(512)
@@ -41,7 +39,7 @@ def test_tables(tmp_path: Path) -> None:
     assert snapshot.blocks["state"].tolist() == ["inactive", "active_allocated"]
 
 
-def test_blocks_without_addresses_are_counted_up(tmp_path: Path) -> None:
+def test_blocks_without_addresses_are_counted_up(tmp_path):
     """PyTorch up to 2.1 gives the address of a segment only."""
     file = SnapshotFile()
     for size in (1024, 512, 4096):
@@ -59,7 +57,7 @@ def test_blocks_without_addresses_are_counted_up(tmp_path: Path) -> None:
     assert blocks["segment"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
+def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path):
     path, trace = tmp_path / "run.pickle", tmp_path / "ran"
     snapshot = SnapshotFile().snapshot() | {"extra": Attack(trace)}
     path.write_bytes(pickle.dumps(snapshot))
@@ -135,9 +133,7 @@ fuzzer checks.
 
 
 @pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
-def test_whatever_is_wrong_is_one_line(
-    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_is_wrong_is_one_line(content, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.pickle").write_bytes(content)
     assert len(content) < 3_000_000
@@ -155,7 +151,7 @@ def doubled(levels: int) -> Any:
     return pair
 
 
-def test_what_never_ends_is_ended(tmp_path: Path) -> None:
+def test_what_never_ends_is_ended(tmp_path):
     """A key whose hash takes 2 ** 60 steps hangs in the middle of loading, where nothing can be checked. A limit of the
     shell that is lower than the loader's holds.
     """
@@ -168,7 +164,7 @@ def test_what_never_ends_is_ended(tmp_path: Path) -> None:
     assert "more time or memory than its size accounts for" in done.stderr
 
 
-def test_what_is_shared_by_many_is_read(tmp_path: Path) -> None:
+def test_what_is_shared_by_many_is_read(tmp_path):
     """One stack, one frame and one event in a hundred thousand rows are what PyTorch writes, and no bomb."""
     event = EVENT | {"frames": [FRAME] * 2000}
     (tmp_path / "run.pickle").write_bytes(plain(device_traces=[[event] * MANY]))
@@ -178,7 +174,7 @@ def test_what_is_shared_by_many_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json", "md"])
-def test_no_escape_reaches_the_terminal(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_escape_reaches_the_terminal(form, tmp_path, capsys):
     evil = "\x1b[31mred\x9b2J\x07"
     file = SnapshotFile()
     for step in range(4):
