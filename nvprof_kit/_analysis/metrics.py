@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, union
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
@@ -227,7 +227,7 @@ def _rows(
     """The (layer, phase) pairs by first start, each with its operations including submodules."""
     import pandas as pd
 
-    layers, phases = op_owners(attribution)
+    layers, phases = attribution.owners
     rows = np.argsort(trace.ops["start_ns"].to_numpy(), kind="stable")
     owners = pd.DataFrame({"layer": layers, "phase": phases}).iloc[rows].groupby(
         ["layer", "phase"], observed=True, sort=False

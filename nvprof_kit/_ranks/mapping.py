@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, attribute, op_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, sums_by
 from nvprof_kit._analysis.attribution.steps import Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import COMM, COMPUTE, COPY, Gaps, op_sorts
@@ -101,7 +101,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     rows, call = np.flatnonzero(windows.of_op == device), host.of_op[windows.of_op == device]
     start, end = (trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     launch = np.where(call >= 0, host.start[call], start)
-    layer, phase = (owners[rows] for owners in op_owners(attribution))
+    layer, phase = (owners[rows] for owners in attribution.owners)
     ops = _Operations(start, end, sort[rows], launch, numbers[attribution.step[rows]], layer, phase)
     comm_ops, comm = communications(trace, host, rows, ops.sort == COMM, launch=ops.launch, step=ops.step, rank=rank)
     ready, gates = _arrivals(ops, comm_ops)

@@ -42,7 +42,7 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         evidence += f"; {program.ms(waiting_ns)} more may be waiting for other ranks"
     title = "Exposed communication"
     fix = "use smaller or earlier buckets (bucket_cap_mb), or prefetch the next layer's shards"
-    kernels, collectives, stream = program.kernels, _collectives(program), ["pid", "device", "stream"]
+    kernels, collectives, stream = program.kernels, _collectives(program), ["lane", "stream"]
     computing = kernels[kernels["kernel_class"] != "comm"].groupby(stream).size()
     is_shared = collectives.set_index(stream).index.isin(computing.index[computing > 1])
     shares_stream = 2 * collectives["ns"][is_shared].sum() > collectives["ns"].sum()

@@ -200,12 +200,13 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     kernels = program.kernels
     is_copy = (kernels["kernel_class"] == "copy") & matching(kernels["name"], _COPIES)
     is_copy |= matching(kernels["name"], _LAYOUT)
-    for explained in (program.chains, program.score_kernels, program.mask_kernels):
-        is_copy &= ~kernels.index.isin(explained.index)
     is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
         (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")
     )
-    for _, same in kernels[is_copy].groupby("block_kind", observed=True):
+    copies = kernels[is_copy]
+    for explained in (program.chains, program.score_kernels, program.mask_kernels):
+        copies = copies[~copies.index.isin(explained.index)]
+    for _, same in copies.groupby("block_kind", observed=True):
         saves = program.cost_ns(same)
         if saves < COPIES_SHARE * program.wall_ns:
             continue
@@ -241,8 +242,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
     keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if program.mode == "decode" else 7 / 8
-    by_layer = ops[is_product].assign(fp32_ns=ops["ns"].where(is_fp32, 0)).groupby(keys, observed=True)
-    times = by_layer[["ns", "fp32_ns"]].sum().reset_index()
+    times = ops.loc[is_product, [*keys, "ns"]].assign(fp32_ns=ops["ns"].where(is_fp32, 0)[is_product])
+    times = times.groupby(keys, observed=True)[["ns", "fp32_ns"]].sum().reset_index()
     in_16_bits = times[times["fp32_ns"] == 0].groupby(keys[:2], observed=True)["ns"].agg(["median", "size"])
     times = times[times["fp32_ns"] > 0].join(in_16_bits, on=keys[:2])
     has_peers = times["size"] >= SIBLINGS - 1
@@ -409,9 +410,11 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     import pandas as pd
 
     # a collective's time includes waiting for other ranks
-    kernels = program.kernels[(program.kernels["kernel_class"] != "comm") & (program.kernels["layer"] != NO_LAYER)]
-    kernels = kernels[kernels["phase"].isin(LAYER_PHASES)]
-    sums = kernels.groupby(["layer_kind", "phase", "layer"], observed=True)["ns"].sum().reset_index()
+    kernels = program.kernels
+    is_of_layer = (kernels["kernel_class"] != "comm") & (kernels["layer"] != NO_LAYER)
+    is_of_layer &= kernels["phase"].isin(LAYER_PHASES)
+    names = ["layer_kind", "phase", "layer"]
+    sums = kernels.loc[is_of_layer, [*names, "ns"]].groupby(names, observed=True)["ns"].sum().reset_index()
     sums = sums[matching(sums["layer_kind"], _NUMBER)].astype({"layer": str, "phase": str})
     outliers = []
     for _, peers in sums.groupby(["layer_kind", "phase"], observed=True):
@@ -425,7 +428,8 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     table = table.sort_values("excess_ns", ascending=False, kind="stable")
     for block, places in table.groupby(table["layer"].str.extract(BLOCK, expand=False), sort=False):
         worst, keys = places.iloc[0], ["layer", "phase"]
-        of_block = kernels[kernels.set_index(keys).index.isin(places.set_index(keys).index)]
+        of_block = kernels[is_of_layer & kernels["layer"].isin(places["layer"])]
+        of_block = of_block[of_block.set_index(keys).index.isin(places.set_index(keys).index)]
         evidence = (
             f"{worst['layer']} {worst['phase']}: {program.ms(worst['ns'])} of its own compute{program.per_step}, while "
             f"the median of the {int(worst['peers'])} layers like it is {program.ms(worst['usual_ns'])}"

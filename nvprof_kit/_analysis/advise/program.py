@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
-from nvprof_kit._analysis.attribution.intervals import union_lengths
+from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._findings import Finding
@@ -51,7 +51,7 @@ _RUN_COLUMNS = [
     *("name", "start_ns", "end_ns", "ns", "cost_ns", "kernel_class"),
     *("lane", "layer", "phase", "call_of_layer", "block", "block_kind"),
 ]
-OP_COLUMNS = ["kind", "name", "pid", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
+OP_COLUMNS = ["kind", "name", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 
 MANY_PARAMETERS = re.compile("multi_tensor_apply")
 
@@ -101,7 +101,9 @@ class Program(Operations):
     ) -> None:
         super().__init__(operations.trace, operations=operations)
         self.choice = choose_steps(self.trace, self.attribution, steps)
-        self.times = times or breakdown_of(self.trace, self.attribution, self.classes, self.choice)
+        self.times = times or breakdown_of(
+            self.trace, self.attribution, self.classes, self.choice, with_queue_and_path=False
+        )
         rows = self.times.steps
         is_step = np.append(self.choice.shown, False)[self.times.instances]
         self.steps = rows[is_step] if is_step.any() else rows
@@ -134,12 +136,15 @@ class Program(Operations):
         )
         # the GPU waits for the next launch on a stream no longer than the host usually takes from one to the next
         longer_ns, usual_ns = self.launch_ns
-        starts = ops[["lane", "stream", "start_ns"]].sort_values(["lane", "stream", "start_ns"], kind="stable")
-        next_start_ns = starts.groupby(["lane", "stream"])["start_ns"].shift(-1)
-        is_eager = ops["graph_node"] < 0
-        idle_ns = ((next_start_ns - ops["end_ns"]).fillna(0) - longer_ns * is_eager).clip(lower=0)
-        longest_ns = is_eager * (usual_ns - GRAPH_GAP_NS) + GRAPH_GAP_NS
-        ops["cost_ns"] = ops["ns"] + idle_ns.clip(upper=longest_ns).astype(int)
+        lane, stream, start, end = (ops[name].to_numpy() for name in ("lane", "stream", "start_ns", "end_ns"))
+        order = _in_streams(ops)
+        before, after = order[:-1], order[1:]
+        is_followed = (lane[before] == lane[after]) & (stream[before] == stream[after])
+        idle_ns = np.zeros(len(ops), dtype=np.int64)
+        idle_ns[before[is_followed]] = (start[after] - end[before])[is_followed]
+        is_eager = ops["graph_node"].to_numpy() < 0
+        longest_ns = np.where(is_eager, usual_ns, GRAPH_GAP_NS)
+        ops["cost_ns"] = ops["ns"] + np.minimum(np.maximum(idle_ns - longer_ns * is_eager, 0), longest_ns)
         return ops
 
     @cached_property
@@ -167,34 +172,40 @@ class Program(Operations):
         """The kernels that work on the scores of attention that is not fused: softmax, scale, mask, dropout and casts
         between two products of a layer.
         """
-        kernels = self.kernels
-        classes, place = kernels["kernel_class"], kernels.groupby(["layer", "phase"], observed=True).ngroup()
+        kernels, layers = self.kernels, self.kernels["layer"]
+        with_softmax = layers[kernels["kernel_class"] == "softmax"].unique()
+        kernels = kernels[layers.isin(with_softmax) & (layers != NO_LAYER)]
+        place = kernels.groupby(["layer", "phase"], observed=True).ngroup().to_numpy()
+        # each softmax has a product before and one after it
         softmaxes, products, fused = (
-            (classes == name).groupby(place).transform("sum") for name in ("softmax", "gemm", "attention")
+            np.bincount(place, kernels["kernel_class"] == name)[place] for name in ("softmax", "gemm", "attention")
         )
-        is_light = classes.isin(POINTWISE)
+        unfused = (softmaxes > 0) & (fused == 0) & (products >= 2 * softmaxes)
+        kernels, place = kernels[unfused], place[unfused]
+        is_light = kernels["kernel_class"].isin(POINTWISE)
         softmax_ns, light_ns = (
-            kernels["ns"][chosen].groupby(place).median().reindex(place).to_numpy()
-            for chosen in (classes == "softmax", is_light)
+            kernels["ns"][chosen].groupby(place[chosen]).median().reindex(place).to_numpy()
+            for chosen in (kernels["kernel_class"] == "softmax", is_light)
         )
-        # each softmax has a product before and one after it, and takes longer than what works on the activations; that
-        # of a router does not
-        unfused = (softmaxes > 0) & (fused == 0) & (products >= 2 * softmaxes) & (kernels["layer"] != NO_LAYER)
-        unfused &= (softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)
-        layers = kernels["layer"][unfused].nunique()
-        scores: pd.DataFrame = kernels[unfused & is_light & (kernels["ns"] >= SCORES_PART * softmax_ns) & (layers >= 2)]
+        # and takes longer than what works on the activations; that of a router does not
+        unfused = (softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)
+        if kernels["layer"][unfused].nunique() < 2:
+            unfused[:] = False
+        scores: pd.DataFrame = kernels[unfused & is_light & (kernels["ns"] >= SCORES_PART * softmax_ns)]
         return scores
 
     @cached_property
     def runs(self) -> pd.DataFrame:
         """The kernels and copies on the GPU of which two or more in a row each pass over memory, in one call of a layer
-        or outside layers and the optimizer: rows of `ops` with `run`, its `length`, and whether it has `only_copies`.
+        or outside layers and the optimizer: rows of `ops` with `run`, its `length`, whether it has `only_copies`, and
+        whether it `makes_mask`: a notable part of it does, in a call that also runs fused attention.
         """
         ops = self.ops
-        order = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
+        order = _in_streams(ops)
         is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
         is_light |= ops["name"] == "memcpy DtoD"
-        is_light &= ~ops.index.isin(self.score_kernels.index)  # fused attention has none
+        if len(self.score_kernels):  # fused attention has none
+            is_light &= ~ops.index.isin(self.score_kernels.index)
         is_light &= ~matching(ops["name"], DOUBLE)  # in another dtype there are others
         is_light &= (ops["layer"] != NO_LAYER) | (
             (ops["phase"] != "optimizer") & ~matching(ops["name"], MANY_PARAMETERS)
@@ -208,17 +219,17 @@ class Program(Operations):
         copies = np.bincount(run, light["kernel_class"] == "copy")[run]
         light["length"] = np.bincount(run).astype(np.int32)[run]
         light["only_copies"] = copies == light["length"]
+        masks_ns = exact_sums(run, light["ns"].where(matching(light["name"], _MASKS), 0).to_numpy(), len(run) + 1)
+        all_ns = exact_sums(run, light["ns"].to_numpy(), len(run) + 1)
+        fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
+        light["makes_mask"] = (masks_ns >= MASK_PART * np.maximum(all_ns, 1))[run] & light["call_of_layer"].isin(fused)
         runs: pd.DataFrame = light[light["length"] >= 2]
         return runs
 
-    @cached_property
+    @property
     def mask_kernels(self) -> pd.DataFrame:
-        """The `runs` of which a notable part makes a mask, in calls that also run fused attention."""
-        runs, ops = self.runs, self.ops
-        fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
-        of_run = runs["ns"].where(matching(runs["name"], _MASKS), 0).groupby(runs["run"]).transform("sum")
-        makes_mask = of_run >= MASK_PART * runs["ns"].groupby(runs["run"]).transform("sum").clip(lower=1)
-        masks: pd.DataFrame = runs[makes_mask & runs["call_of_layer"].isin(fused)]
+        """The `runs` that make a mask."""
+        masks: pd.DataFrame = self.runs[self.runs["makes_mask"]]
         return masks
 
     @cached_property
@@ -227,7 +238,7 @@ class Program(Operations):
         copy.
         """
         runs = self.runs
-        is_chain = ~runs.index.isin(self.mask_kernels.index)
+        is_chain = ~runs["makes_mask"]
         is_long = is_chain & (runs["length"] >= CHAIN_LENGTH)
         calls = runs["call_of_layer"][is_long & (runs["layer"] != NO_LAYER)]
         chains: pd.DataFrame = runs[is_chain & (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]]
@@ -452,6 +463,12 @@ class Program(Operations):
         )  # fmt: skip
 
 
+def _in_streams(ops: pd.DataFrame) -> Int64Array:
+    """The order of operations stream by stream, in each by their start."""
+    order: Int64Array = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
+    return order
+
+
 def kinds(layers: pd.Series[Any]) -> pd.Series[str]:
     """Layers without their numbers: equal for equal layers of different blocks."""
     return layers.astype(str).str.replace(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", regex=True)
@@ -459,9 +476,10 @@ def kinds(layers: pd.Series[Any]) -> pd.Series[str]:
 
 def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
     """The layer and phase with the most of these rows."""
-    by_place = rows.groupby(["layer", "phase"], observed=True, sort=False)[weight].sum()
-    layer, phase = by_place.index[int(by_place.to_numpy().argmax())]
-    return str(layer), str(phase)
+    layer, phase = (rows[name].astype("category").cat for name in ("layer", "phase"))
+    place = layer.codes.to_numpy(np.int64) * len(phase.categories) + phase.codes.to_numpy()
+    first = int(np.argmax(np.bincount(place, rows[weight])[place]))
+    return str(rows["layer"].iloc[first]), str(rows["phase"].iloc[first])
 
 
 def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:

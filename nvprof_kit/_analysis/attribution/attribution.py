@@ -66,6 +66,11 @@ class Attribution:
         """The distinct phases."""
         return self.ranges.phases
 
+    @cached_property
+    def owners(self) -> tuple[pd.Categorical, pd.Categorical]:
+        """Layer and phase of each operation."""
+        return layer_column(self.ranges, self.layer_range), _categorical(self.phase, self.phases)
+
 
 def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
     """Find the owner of every operation of a capture. See the module docstring for the rules.
@@ -163,13 +168,6 @@ def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
     return _categorical(name, [*texts, NO_LAYER])
 
 
-def op_owners(attribution: Attribution) -> tuple[pd.Categorical, pd.Categorical]:
-    """Layer and phase of each operation."""
-    return layer_column(attribution.ranges, attribution.layer_range), _categorical(
-        attribution.phase, attribution.phases
-    )
-
-
 def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:
     """Layer and phase of each range, with those of range `NONE` appended."""
     layer = np.append(ranges.layer_range, NONE)
@@ -198,15 +196,15 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    owners = operations.attribution
-    layer, phase = op_owners(owners)
-    step = np.append(owners.ranges.steps, 0)[owners.step]
+    attribution = operations.attribution
+    layer, phase = attribution.owners
+    step = np.append(attribution.ranges.steps, 0)[attribution.step]
     table: pd.DataFrame = ops.assign(
         layer=layer,
         phase=phase,
-        step=pd.arrays.IntegerArray(step.astype(np.int64), owners.step == NONE),
+        step=pd.arrays.IntegerArray(step.astype(np.int64), attribution.step == NONE),
         kernel_class=_categorical(operations.classes.code.astype(np.int64), list(CLASSES)),
-        how=_categorical(owners.how.astype(np.int64), list(HOW)),
+        how=_categorical(attribution.how.astype(np.int64), list(HOW)),
     )
     return table
 

@@ -180,7 +180,14 @@ def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Break
     return replace(result, warnings=(*result.warnings, Issue("collective-bytes", "note", 1.0, text)))
 
 
-def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses, choice: StepChoice) -> Breakdown:
+def breakdown_of(
+    trace: Trace,
+    attribution: Attribution,
+    classes: KernelClasses,
+    choice: StepChoice,
+    *,
+    with_queue_and_path: bool = True,
+) -> Breakdown:
     """Compute the time breakdown of a capture with known attribution and classes.
 
     Args:
@@ -190,13 +197,22 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         choice: The steps included in the tables of idle time, communication, copies and launches; the whole capture if
             it has no steps. The tables also include waiting for data between steps, unless the user selected steps; in
             that case `steps` lists only the selected ones.
+        with_queue_and_path: Whether to compute the queue and the critical path, which are empty otherwise.
     """
+    import pandas as pd
+
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
     idling = idle(trace, attribution, windows, active.gaps, host)
     bare = exposed(trace, windows, active)
-    steps = _steps(trace, windows, active, idling, host)
+    steps = _steps(windows, active, idling)
+    queue, path = (pd.DataFrame(columns=list(columns)) for columns in (QUEUE_TIME_COLUMNS, PATH_COLUMNS))
+    median_index = median_window(windows, choice.shown)
+    if with_queue_and_path:
+        steps = steps.join(queue_by_window(trace, windows, host))[list(COLUMNS)]
+        queue = queue_over_time(trace, windows, host, median_index)
+        path = critical_path(trace, attribution, windows, host, median_index)
     _check(steps)
     instances, is_listed, gaps = windows.instance, np.ones(len(steps), dtype=bool), idling.gaps
     if choice.asked and not choice.everything:
@@ -214,7 +230,6 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
                 of_parts |= (of_part < 0) & (idling.parts["cause"] == "dataloader").to_numpy()
         of_wait = of_gap[idling.waits["gap"].to_numpy()]
         idling = replace(idling, waits=idling.waits[np.append(choice.shown, choice.everything)[of_wait]])
-    median_index = median_window(windows, choice.shown)
     shown_as = int(np.count_nonzero(is_listed[:median_index]))
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     return Breakdown(
@@ -225,8 +240,8 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
         communication=comm_table(trace, attribution, active, bare, is_counted=all_ops),
         copies=copy_table(trace, attribution, active, bare, host, is_counted=all_ops),
         launches=launch_table(trace, attribution, host, idling.parts, is_counted=all_ops, of_parts=of_parts),
-        queue=queue_over_time(trace, windows, host, median_index),
-        critical_path=critical_path(trace, attribution, windows, host, median_index),
+        queue=queue,
+        critical_path=path,
         critical_window=shown_as,
         gaps=gaps,
         waits=idling.waits,
@@ -241,7 +256,7 @@ def breakdown_of(trace: Trace, attribution: Attribution, classes: KernelClasses,
     )
 
 
-def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host: HostCalls) -> pd.DataFrame:
+def _steps(windows: Windows, active: Activity, idling: Idle) -> pd.DataFrame:
     import pandas as pd
 
     count = len(windows.start)
@@ -258,10 +273,9 @@ def _steps(trace: Trace, windows: Windows, active: Activity, idling: Idle, host:
         "comm_ns": active.comm,
         "copy_ns": active.copy,
         **causes,
-        **queue_by_window(trace, windows, host),
         "start_ns": windows.start,
     }
-    table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in COLUMNS})
+    table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in COLUMNS if name in columns})
     return table
 
 

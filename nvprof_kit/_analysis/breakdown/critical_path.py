@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners, range_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import Windows, median_place
 from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls
@@ -98,7 +98,7 @@ def critical_path(
         }
     )
     rows = np.flatnonzero(sort != _HOST)
-    layer, phase = (np.asarray(column[op[rows]]) for column in op_owners(attribution))
+    layer, phase = (np.asarray(column[op[rows]]) for column in attribution.owners)
     frame = pd.DataFrame(
         {"layer": layer, "phase": phase, "operator": "", "sort": sort[rows], "ns": (end - start)[rows]}
     )

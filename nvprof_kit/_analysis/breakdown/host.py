@@ -359,10 +359,10 @@ class HostActivity:
     def _own_causes(self, rows: Int64Array) -> Int64Array:
         """The cause of each call and operator by itself, without inheritance."""
         host = self.host
-        of_name, of_long = (np.full(len(rows), NONE) for _ in range(2))
-        for patterns, causes in ((_OF_NAMES, of_name), (_OF_LONG_CALLS, of_long)):
-            for cause, pattern in reversed(patterns.items()):
-                causes[host.named(pattern, rows)] = CODE[cause]
+        of_name, of_long = (
+            np.array([_cause_of(name, patterns) for name in host.names], dtype=np.int64)[host.name[rows]]
+            for patterns in (_OF_NAMES, _OF_LONG_CALLS)
+        )
         length = (host.end - host.start)[rows]
         is_long = (length >= LONG_NS) & (of_long != NONE) & (of_name == NONE)
         launching = np.flatnonzero(is_long & host.named(_LAUNCHES, rows))
@@ -430,6 +430,11 @@ class HostActivity:
         low = np.where(operator == NONE, low, np.maximum(low, host.start[operator]))
         high = np.where(operator == NONE, high, np.minimum(high, host.end[operator]))
         return tid, np.minimum(low, start), np.maximum(high, end)
+
+
+def _cause_of(name: str, patterns: Mapping[str, str]) -> int:
+    """The first cause whose pattern matches a name, or `NONE`."""
+    return next((CODE[cause] for cause, pattern in patterns.items() if re.search(pattern, name, re.I)), NONE)
 
 
 def _sorted_moments(times: Sequence[Int64Array]) -> Int64Array:

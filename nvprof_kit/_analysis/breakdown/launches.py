@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.devices import Intervals, levels
@@ -72,7 +72,7 @@ def launch_table(
     call, start, end = host.of_op[rows], *(trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     of_call = np.bincount(host.of_op[host.of_op >= 0], minlength=len(host.tid))  # operations of a graph share theirs
     call_ns = (host.end[call] - host.start[call]) // of_call[call]
-    layer, phase = op_owners(attribution)
+    layer, phase = attribution.owners
     columns = {
         "layer": layer[rows],
         "phase": phase[rows],

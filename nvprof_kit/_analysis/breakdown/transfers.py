@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, op_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
 from nvprof_kit._analysis.breakdown.devices import COMM, COPY, Activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
 
@@ -177,11 +178,11 @@ def copy_table(
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
     frame = _transfers(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
-    pairs = [*zip(frame["device"].tolist(), np.asarray(frame["copy"], dtype=object).tolist(), strict=True)]
-    links = {(gpu, copy): link_of(trace.info.gpu_name(gpu), str(copy)) for gpu, copy in set(pairs)}
-    frame["link"] = np.array([links[pair].name for pair in pairs], dtype=object)
-    peak = np.array([links[pair].gb_per_s for pair in pairs], dtype=np.float64)
-    frame["at_peak_ns"] = frame["bytes"] / peak
+    (gpus, codes), pair = distinct_rows(frame["device"].to_numpy(), frame["copy"].cat.codes.to_numpy(np.int64))
+    copies = frame["copy"].cat.categories[codes]
+    links = [link_of(trace.info.gpu_name(gpu), str(copy)) for gpu, copy in zip(gpus.tolist(), copies, strict=True)]
+    frame["link"] = np.array([link.name for link in links], dtype=object)[pair]
+    frame["at_peak_ns"] = frame["bytes"] / np.array([link.gb_per_s for link in links], dtype=np.float64)[pair]
     frame["blocking"] = host.waits[host.of_op[rows]] | (frame["memory"] == "pageable")
     groups = frame.groupby(["copy", "memory", "layer", "phase"], observed=True, sort=False)
     table = groups[["ops", "bytes", "gpu_ns", "exposed_ns", "blocking"]].sum()
@@ -192,7 +193,7 @@ def copy_table(
 
 
 def _transfers(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
-    layer, phase = op_owners(attribution)
+    layer, phase = attribution.owners
     ops = trace.ops.iloc[rows]
     columns = {"layer": layer[rows], "phase": phase[rows], "ops": 1, "gpu_ns": ops["end_ns"] - ops["start_ns"]}
     transfers: pd.DataFrame = ops[["device"]].assign(

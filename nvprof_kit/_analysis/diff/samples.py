@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, inherit, union_lengths
 from nvprof_kit._analysis.attribution.steps import (
     StepOptions,
@@ -86,7 +86,7 @@ def step_samples(operations: Operations, options: StepOptions) -> Samples:
     return Samples(
         attribution.ranges.steps[choice.shown],
         wall.reindex(range(choice.count), fill_value=0.0).to_numpy(),
-        *_times_and_kernels(operations, op_owners(attribution), number_of_step[attribution.step], choice.count),
+        *_times_and_kernels(operations, attribution.owners, number_of_step[attribution.step], choice.count),
         left_out,
     )
 
@@ -99,7 +99,7 @@ def block_samples(operations: Operations) -> Samples:
     """
     import pandas as pd
 
-    ranges, (layer, phase) = operations.ranges, op_owners(operations.attribution)
+    ranges, (layer, phase) = operations.ranges, operations.attribution.owners
     names = [_BLOCK.sub(r"\1*", str(path)) for path in layer.categories]
     start, end = (operations.trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
     device = devices_of(operations.trace)[1]

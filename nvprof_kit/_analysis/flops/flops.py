@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import union_lengths
 from nvprof_kit._analysis.attribution.steps import (
     ALL_STEPS,
@@ -382,7 +382,7 @@ def _uncounted(
     trace, counts, classes = operations.trace, program.counts, operations.classes
     if "name" not in trace.ops or not trace.info.on_gpu:
         return {}, {}
-    layer, phase = op_owners(operations.attribution)
+    layer, phase = operations.attribution.owners
     is_matrix = classes.is_a("gemm") | classes.is_a("attention")
     ops = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
     ops["matrix"] = ops["ns"] * is_matrix

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.layers import LIMITS, Layers
 from nvprof_kit._analysis.layers.tree import parents_of, with_ancestors
@@ -49,7 +49,7 @@ def compiled_rows(trace: Trace, attribution: Attribution) -> frozenset[Key]:
     if not is_compiled.any():
         return frozenset()
     layer, phase = (
-        np.asarray(owner, dtype=object)[is_compiled[names.codes.to_numpy()]] for owner in op_owners(attribution)
+        np.asarray(owner, dtype=object)[is_compiled[names.codes.to_numpy()]] for owner in attribution.owners
     )
     return frozenset(zip(map(str, layer), map(str, phase), strict=True))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import Attribution, attribute, op_owners
+from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.layers.tree import layer_parents
 from nvprof_kit._trace.schema import OP_KINDS, Trace
@@ -120,7 +120,7 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
             "nsys capture"
         )
     attribution = attribution or attribute(trace)
-    layer, phase = op_owners(attribution)
+    layer, phase = attribution.owners
     ops = trace.ops.assign(layer=layer, phase=phase, ns=trace.ops["end_ns"] - trace.ops["start_ns"])
     of_owner = ops.groupby(["layer", "phase"], observed=True, sort=False)
     first_ns = of_owner["start_ns"].min()

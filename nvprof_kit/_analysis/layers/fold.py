@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.column import Columns, Fold, column_of
 from nvprof_kit._result.result import Result, table_named
@@ -252,7 +252,7 @@ def computing_blocks(operations: Operations, is_counted: npt.NDArray[np.bool_]) 
 
     trace = operations.trace
     computing = is_counted & ~operations.classes.is_a("comm") if "name" in trace.ops else is_counted
-    layer, phase = op_owners(operations.attribution)
+    layer, phase = operations.attribution.owners
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
     self_ns = frame[computing].groupby(["layer", "phase"], observed=True)["ns"].sum()
     parents = layer_parents(operations.attribution.ranges)

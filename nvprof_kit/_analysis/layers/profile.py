@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE, choose_steps
 from nvprof_kit._analysis.layers.layers import Layers, layers
@@ -121,7 +121,7 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
     # the fused attention kernels of each kind, layer, phase and step (missing outside steps)
     classes, attribution = operations.classes, operations.attribution
     chosen = np.flatnonzero(classes.is_a(ATTENTION))
-    layer, phase = (column[chosen] for column in op_owners(attribution))
+    layer, phase = (column[chosen] for column in attribution.owners)
     instances = pd.array([*range(len(attribution.ranges.steps)), None], dtype="Int64")
     columns = {
         "kind": classes.family[chosen],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.attribution import Operations, op_owners
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import median_place
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.layers.layers import Layers
@@ -170,7 +170,7 @@ def kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> p
     import pandas as pd
 
     ops = operations.trace.ops
-    layer, phase = op_owners(operations.attribution)
+    layer, phase = operations.attribution.owners
     classes = pd.Categorical.from_codes(operations.classes.code, pd.Index(list(CLASSES)))
     columns = {"name": ops["name"].array, "kernel_class": classes, "layer": layer, "phase": phase}
     frame = pd.DataFrame({**columns, "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()})[is_counted]

@@ -118,10 +118,12 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
             for kind, id_ in named
         ])  # fmt: skip
     if "host_memory" in optional:
-        source, destination, host = read["source_memory"], read["destination_memory"], [*_HOST_MEMORY]
+        source, destination, host = read["source_memory"][is_copy], read["destination_memory"][is_copy], [*_HOST_MEMORY]
         memory = np.where(np.isin(source, host), source, np.where(np.isin(destination, host), destination, -1))
-        codes, index = np.unique(np.where(is_copy, memory, -1), return_inverse=True)
-        ops["host_memory"] = labels(index, [_HOST_MEMORY.get(code, "") for code in codes.tolist()])
+        codes, index = np.unique(memory, return_inverse=True)
+        index_of_op = np.zeros(len(is_copy), dtype=np.int8)
+        index_of_op[is_copy] = index + 1
+        ops["host_memory"] = labels(index_of_op, ["", *(_HOST_MEMORY.get(code, "") for code in codes.tolist())])
     if "mangled" in optional:
         if not (read["mangled"] >= 0).any():
             db.warn(f"{KERNEL}.mangledName is missing: kernels have no linker names")
