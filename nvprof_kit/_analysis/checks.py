@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
+
+import pandas as pd
 
 from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit.issues import Issue
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLUMNS: Columns = {
     "subject": Column("the capture, or `machine`", kind="str"),
@@ -47,8 +46,6 @@ class Checks(Result):
     @property
     def rows(self) -> pd.DataFrame:
         """One row per finding."""
-        import pandas as pd
-
         rows = [
             (subject, finding.severity, finding.title, finding.evidence, finding.why, finding.fix)
             for subject, findings in self.findings.items()

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, union
@@ -25,9 +26,6 @@ from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 
@@ -180,8 +178,6 @@ def metrics(operations: Operations, *, self_only: bool = False, steps: StepOptio
         CaptureError: The capture has no samples.
         UsageError: None of the selected steps is in the capture.
     """
-    import pandas as pd
-
     trace, attribution = operations.trace, operations.attribution
     if trace.samples is None or not len(trace.samples):
         raise CaptureError(
@@ -225,8 +221,6 @@ def _rows(
     trace: Trace, attribution: Attribution, parent: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, str], npt.NDArray[np.intp]]]:
     """The (layer, phase) pairs by first start, each with its operations including submodules."""
-    import pandas as pd
-
     layers, phases = attribution.owners
     rows = np.argsort(trace.ops["start_ns"].to_numpy(), kind="stable")
     owners = pd.DataFrame({"layer": layers, "phase": phases}).iloc[rows].groupby(

@@ -7,10 +7,11 @@ Spans nest like layers, and spans on one lane and level never overlap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, begins, outer_layers
@@ -19,12 +20,6 @@ from nvprof_kit._analysis.attribution.steps import step_times, step_windows
 from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-OPTIONAL = ("name", "stream")
-"""Optional columns of the operations that a timeline needs."""
 
 
 class Lane(NamedTuple):
@@ -104,13 +99,11 @@ def timeline(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool
     """Build the timeline of some steps, or the whole capture.
 
     Args:
-        trace: The capture, with the columns of `OPTIONAL`.
+        trace: The capture, with ``name`` and ``stream`` of the operations.
         attribution: The owner of each operation.
         chosen: The step instances, shape ``(s,)``; None for the whole capture. Operations between two adjacent
             instances are included.
     """
-    import pandas as pd
-
     cut = step_windows(trace, attribution)
     is_inside = np.ones(len(cut.start), dtype=bool)
     run = np.zeros(len(cut.start), dtype=np.int64)
@@ -218,8 +211,6 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
 
 
 def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Array) -> pd.DataFrame:
-    import pandas as pd
-
     frame: pd.DataFrame = pd.DataFrame(
         {
             "start_ns": trace.ops["start_ns"].to_numpy()[rows],
@@ -237,8 +228,6 @@ def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Ar
 
 def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
     """The names of operations; an interval in which an operator continues has its own name, and is not another call."""
-    import pandas as pd
-
     names = ops["name"].astype("category").cat
     codes, texts = names.codes.to_numpy()[rows].astype(np.int64), names.categories
     first = begins(ops)[rows]
@@ -252,8 +241,6 @@ def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
 
 
 def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
-    import pandas as pd
-
     texts, code = np.unique(
         np.array([*(named.text for named in attribution.ranges.names), NO_LAYER], dtype=object), return_inverse=True
     )
@@ -265,8 +252,6 @@ def _spans(
     attribution: Attribution, rows: Int64Array, lane: Int64Array, start: Int64Array, end: Int64Array
 ) -> pd.DataFrame:
     """Runs of operations inside one call of a layer, level by level from the innermost outward."""
-    import pandas as pd
-
     ranges = attribution.ranges
     outer = outer_layers(ranges.layer_range, ranges.nesting)
     level = _levels(ranges, outer)
@@ -302,8 +287,6 @@ def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
 
 
 def _cpu_ranges(ranges: Ranges, window_start: Int64Array, window_end: Int64Array) -> pd.DataFrame:
-    import pandas as pd
-
     rows = np.flatnonzero(_touch(window_start, window_end, ranges.start, ranges.end))
     rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
     named = [ranges.names[name] for name in ranges.name[rows].tolist()]
@@ -325,8 +308,6 @@ def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: pd.
     """Gaps between the operations of each device, across streams and processes, and at the edges of its windows; the
     time between two windows is not a gap.
     """
-    import pandas as pd
-
     device, start, end = (trace.ops[name].to_numpy()[rows] for name in ("device", "start_ns", "end_ns"))
     frames: list[pd.DataFrame] = []
     for ordinal in np.unique(device).tolist():

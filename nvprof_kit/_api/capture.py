@@ -55,6 +55,25 @@ SectionSet = Literal["basic", "detailed", "full", "source", "roofline", "nvlink"
 MANY_OPERATIONS = 200_000
 """Captures with more operations get no findings in a report, because finding them takes long."""
 
+_BREAKDOWN = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads", "scheduled", "frames")
+_MEMORY = ("marks", "allocations")
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "layers": ("name", "loads"),
+    "memory": _MEMORY,
+    "breakdown": _BREAKDOWN,
+    "summary": ("name", "bytes", "host_memory", "calls", "scheduled", "loads"),
+    "kernels": ("name", "duration_ns"),
+    "advise": (*_BREAKDOWN, "samples"),
+    "flops": ("name", "loads"),
+    "metrics": ("name", "samples"),
+    "diff": ("name", "loads"),
+    "timeline": ("name", "stream"),
+    "page": ("name", "stream", "loads", *_MEMORY),
+}
+"""What each question reads of a capture beyond what is always read. It stands here, not beside the analysis, because
+the file is opened first: threads read it while pandas is imported.
+"""
+
 LARGE_BYTES = 100_000_000
 """In a larger file, count the operations before reading the columns that only findings need."""
 
@@ -220,13 +239,12 @@ class Capture:
         memory, splits = "memory" in added, tuple(name for name in added if name != "memory")
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
+        operations = self._operations((*NEEDS["layers"], *(NEEDS["memory"] if memory else ())), cpu_only=True)
         from nvprof_kit._analysis.attribution.attribution import Operations
-        from nvprof_kit._analysis.layers.layers import OPTIONAL, layers
+        from nvprof_kit._analysis.layers.layers import layers
         from nvprof_kit._trace.flops_file import find_flops, read_flops
         from nvprof_kit._trace.jobs.finding import of_process
-        from nvprof_kit._trace.schema import MEMORY_TABLES
 
-        operations = self._operations((*OPTIONAL, *(MEMORY_TABLES if memory else ())), cpu_only=True)
         if process is not None:
             operations = Operations(of_process(operations.trace, self.path, process), self._kernel_rules)
         chosen = _steps(steps)
@@ -261,9 +279,9 @@ class Capture:
         """
         if view is not None:
             _among(view, get_args(BreakdownView), "view of a breakdown")
-        from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL, breakdown
+        operations = self._operations(NEEDS["breakdown"])
+        from nvprof_kit._analysis.breakdown.breakdown import breakdown
 
-        operations = self._operations(OPTIONAL)
         result = breakdown(operations, _steps(steps))
         return replace(result, sources=self.sources, view=view).selected(**rows)
 
@@ -291,15 +309,16 @@ class Capture:
         Raises:
             UsageError: A view or column is unknown, or none of the requested steps is in the capture.
         """
-        from nvprof_kit._analysis.summary.summary import needed, summary
-
         views = (view,) if isinstance(view, str) else tuple(view)
         for name in views:
             _among(name, get_args(SummaryView), "view of a summary")
         chosen = _steps(steps)
-        operations = self._operations(
-            set(needed(views, chosen)) - ({"duration_ns"} if "calls" in self._read else set())
-        )
+        from nvprof_kit._analysis.attribution.steps import ALL_STEPS
+
+        needed = NEEDS["kernels" if set(views) == {"kernel"} and chosen == ALL_STEPS else "summary"]
+        operations = self._operations(set(needed) - ({"duration_ns"} if "calls" in self._read else set()))
+        from nvprof_kit._analysis.summary.summary import summary
+
         result = summary(operations, views, by_step=by == "step", sort=sort, steps=chosen)
         if sort and not any(sort in table for table in result.views.values()):
             columns = dict.fromkeys(str(name) for table in result.views.values() for name in table)
@@ -322,10 +341,10 @@ class Capture:
         Raises:
             UsageError: None of the requested steps is in the capture.
         """
-        from nvprof_kit._analysis.advise.advise import OPTIONAL, advise
+        operations = self._operations(NEEDS["advise"])
+        from nvprof_kit._analysis.advise.advise import advise
         from nvprof_kit._trace.flops_file import find_flops
 
-        operations = self._operations(OPTIONAL)
         slowest = job.verdict.finding() if job is not None else None
         limits = None
         if find_flops(self.path):
@@ -360,21 +379,18 @@ class Capture:
             CaptureError: No counts were found, or the file is damaged.
             UsageError: None of the requested steps is in the capture.
         """
-        from nvprof_kit._analysis.flops.flops import flops
         from nvprof_kit._trace.flops_file import find_flops, flops_beside, flops_of_rank, read_flops
 
         options: dict[str, Any] = {"peaks": peak or {}, "steps": _steps(steps)}
         file = find_flops(self.path) if counts is None else flops_of_rank(counts, self.path)
-        if file is None:
-            operations = self._operations(("name", "loads", "shapes"))
-            if operations.trace.shapes is None or operations.trace.shapes.empty:
-                flops_beside(self.path)  # says what is missing
-            answer, sources = flops(operations, None, **options), self.sources
-        else:
-            flop_counts = read_flops(file)  # first: it tells of a mistake at once
-            operations = self._operations(("name", "loads"))
-            answer, sources = flops(operations, flop_counts, **options), (*self.sources, file)
-        sources += () if answer.peaks is None else answer.peaks.files
+        flop_counts = None if file is None else read_flops(file)  # first: it tells of a mistake at once
+        operations = self._operations((*NEEDS["flops"], *(["shapes"] if file is None else [])))
+        if file is None and (operations.trace.shapes is None or operations.trace.shapes.empty):
+            flops_beside(self.path)  # says what is missing
+        from nvprof_kit._analysis.flops.flops import flops
+
+        answer = flops(operations, flop_counts, **options)
+        sources = (*self.sources, *([] if file is None else [file]), *(answer.peaks.files if answer.peaks else ()))
         return replace(answer, sources=sources, depth=depth).selected(**rows)
 
     def metrics(self, *, depth: int | None = None, steps: Steps = None, **rows: Unpack[RowOptions]) -> Metrics:
@@ -392,9 +408,10 @@ class Capture:
             CaptureError: The capture has no GPU Metrics samples (``nsys profile --gpu-metrics-device``).
             UsageError: None of the requested steps is in the capture.
         """
+        operations = self._operations(NEEDS["metrics"])
         from nvprof_kit._analysis.metrics import metrics
 
-        answer = metrics(self._operations(("name", "samples")), steps=_steps(steps))
+        answer = metrics(operations, steps=_steps(steps))
         return replace(answer, sources=self.sources, depth=depth).selected(**rows)
 
     def diff(
@@ -432,7 +449,6 @@ class Capture:
             CaptureError: The captures cannot be compared: different GPU, tool or part of the loop, or too few steps.
             UsageError: A gate matches no row, or none of the requested steps is in a capture.
         """
-        from nvprof_kit._analysis.diff.diff import OPTIONAL, diff
         from nvprof_kit._analysis.diff.gates import parse_gate
 
         gates = [parse_gate(limit) for limit in fail_on]
@@ -441,7 +457,9 @@ class Capture:
             [capture if isinstance(capture, Capture) else self._like(capture) for capture in side]
             for side in ((self, *base), news)
         ]
-        before, after = ([capture._operations(OPTIONAL) for capture in side] for side in sides)
+        before, after = ([capture._operations(NEEDS["diff"]) for capture in side] for side in sides)
+        from nvprof_kit._analysis.diff.diff import diff
+
         result = diff(
             before,
             after,
@@ -466,10 +484,10 @@ class Capture:
         Raises:
             UsageError: None of the requested steps is in the capture.
         """
+        drawn, info = self._timeline(_steps(steps), typical=True)
         from nvprof_kit._report.plots.timeline import timeline_figure
         from nvprof_kit._result.result import Plot
 
-        drawn, info = self._timeline(_steps(steps), typical=True)
         return Plot(timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
     def report(self, other: Capture | str | Path | None = None, *, steps: Steps = None) -> Document:
@@ -485,11 +503,11 @@ class Capture:
             The page, which loads nothing from the network; `Document.save` writes it. If a FLOP count next to a capture
             does not match the capture, a warning says so.
         """
+        captures = [self] if other is None else [self, other if isinstance(other, Capture) else self._like(other)]
+        sheets = [capture._sheet(_steps(steps), len(captures)) for capture in captures]
         from nvprof_kit._report.page.page import report_page
         from nvprof_kit._result.writer import Document
 
-        captures = [self] if other is None else [self, other if isinstance(other, Capture) else self._like(other)]
-        sheets = [capture._sheet(_steps(steps), len(captures)) for capture in captures]
         sources = tuple(source for capture in captures for source in capture.sources)
         warnings = as_issues("flops", [warning for _, unfit in sheets for warning in unfit])
         return Document(report_page([sheet for sheet, _ in sheets]), (".html", ".htm"), sources, warnings)
@@ -504,21 +522,21 @@ class Capture:
         Raises:
             UsageError: None of the requested steps is in the capture.
         """
+        _among(data_format, get_args(TraceForm), "form of a trace")
+        timeline, info = self._timeline(_steps(steps))
         from nvprof_kit._report.export import SUFFIXES, trace_events
         from nvprof_kit._result.writer import Document
 
-        timeline, info = self._timeline(_steps(steps))
-        _among(data_format, get_args(TraceForm), "form of a trace")
         return Document(
             lambda: trace_events(timeline, info, data_format), SUFFIXES[data_format], self.sources, info.warnings
         )
 
     def _timeline(self, steps: StepOptions, *, typical: bool = False) -> tuple[Timeline, CaptureInfo]:
         """What ran in some steps, or in the whole capture; or in a typical one of the steps."""
+        operations = self._operations(NEEDS["timeline"])
         from nvprof_kit._analysis.attribution.steps import chosen_steps, step_times, typical_step
-        from nvprof_kit._analysis.timeline import OPTIONAL, timeline
+        from nvprof_kit._analysis.timeline import timeline
 
-        operations = self._operations(OPTIONAL)
         trace, attribution = operations.trace, operations.attribution
         number, chosen = attribution.ranges.steps, None
         if steps.selects:
@@ -556,7 +574,6 @@ class Capture:
             UsageError: The share cannot be reached, or the section set is unknown.
         """
         from nvprof_kit._analysis.kernels.signatures import NEEDED as FOR_METRICS
-        from nvprof_kit._analysis.ncu.plan import plan
         from nvprof_kit._trace.flops_file import find_flops, read_flops
 
         _among(set, get_args(SectionSet), "set of sections")
@@ -564,6 +581,8 @@ class Capture:
         operations = self._operations(FOR_METRICS)
         file = find_flops(self.path)
         counts = None if file is None else read_flops(file)
+        from nvprof_kit._analysis.ncu.plan import plan
+
         answer = plan(
             operations.trace, operations.attribution, counts, share=share, layer=layer, every_layer=every_layer
         )
@@ -650,20 +669,16 @@ class Capture:
 
     def _sheet(self, steps: StepOptions, of: int) -> tuple[Sheet, list[str]]:
         """This capture on a page of several, and why it has no MFU although a FLOP count exists."""
-        from nvprof_kit._analysis.advise.advise import OPTIONAL as FOR_FINDINGS
-        from nvprof_kit._analysis.layers.layers import OPTIONAL as FOR_LAYERS
-        from nvprof_kit._analysis.timeline import OPTIONAL as FOR_TIMELINE
-        from nvprof_kit._report.page.page import sheet_of
-        from nvprof_kit._trace.flops_file import find_flops
-        from nvprof_kit._trace.schema import MEMORY_TABLES
-
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
         is_large = sum(file.stat().st_size for file in files) > LARGE_BYTES
-        always_read, of_findings = (*FOR_TIMELINE, *FOR_LAYERS, *MEMORY_TABLES), (*FOR_FINDINGS, *MEMORY_TABLES)
-        operations = self._operations(always_read if is_large else of_findings)
+        of_findings = (*NEEDS["page"], *NEEDS["advise"])
+        operations = self._operations(NEEDS["page"] if is_large else of_findings)
         with_findings = len(operations.trace.ops) <= MANY_OPERATIONS
         if with_findings:
             operations = self._operations(of_findings)
+        from nvprof_kit._report.page.page import sheet_of
+        from nvprof_kit._trace.flops_file import find_flops
+
         flops, unfit = None, []
         try:
             flops = self.flops(steps=steps) if find_flops(self.path) else None

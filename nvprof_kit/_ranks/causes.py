@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit.names import NO_LAYER, NO_PHASE
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _OF_DOING = {
     "launch": "host",
@@ -63,8 +60,6 @@ def cause_shares(
     Returns:
         instance, late_rank (the one at the end of the chain), cause, layer, phase, share.
     """
-    import pandas as pd
-
     first_point = points.groupby("rank")["index"].size().cumsum().shift(1, fill_value=0)
     late_rows, peer_rows = (
         (first_point.reindex(pairs[rank]).to_numpy() + pairs[index]).to_numpy(dtype=np.int64)
@@ -178,8 +173,6 @@ def _activity(
     """What devices did from a common point to the start of a collective, both rows of `points`, shape ``(n,)``: pair (a
     row of these), doing, layer, phase, within (the collective that it was in, or `NONE`), ns, ops.
     """
-    import pandas as pd
-
     at, before = points.iloc[until], points.iloc[until - 1]
     low, high = segment_rows(segments, at["rank"], points["end_segment"].to_numpy()[since], at["ready_segment"])
     count = high - low
@@ -213,8 +206,6 @@ def _activity(
 
 def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, last: Int64Array) -> pd.DataFrame:
     """Replace every chain by the causes of the collective it leads to, which began earlier and is already resolved."""
-    import pandas as pd
-
     # sums, not lists: chains meet again and again, so lists of shares would double with every collective
     causes: defaultdict[int, Counter[tuple[int, str, str, str]]] = defaultdict(Counter)
     for instance, rank, cause, layer, phase, share in direct.itertuples(index=False):

@@ -12,17 +12,15 @@ by the other steps, and its collectives are matched by time.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._ranks.groups import ListedGroups, listed_groups, separate
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COARSE_NS = 200_000
 """Warn about a clock with a larger residual."""
@@ -140,7 +138,6 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
             symmetric.
         ranks: The ranks; the clock of the first aligned one is the reference.
     """
-    import pandas as pd
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.transfers import kernels_of_calls, messages
 from nvprof_kit._trace.schema import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _KINDS = (
     "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "SendRecv", "AllToAll", "Reduce", "Send", "Recv", "Barrier",
@@ -55,8 +53,6 @@ def communications(
         step: Step of each, `NONE` outside.
         rank: The rank.
     """
-    import pandas as pd
-
     comm_ops = np.flatnonzero(is_comm)
     comm_ops = comm_ops[np.lexsort((trace.ops["start_ns"].to_numpy()[rows[comm_ops]], launch[comm_ops]))]
     ops = rows[comm_ops]
@@ -98,8 +94,6 @@ def _kinds(trace: Trace, host: HostCalls, ops: Int64Array) -> npt.NDArray[Any]:
     """The kind of each of some operations by its name, or by the ``c10d`` operator around its launch: the kernels of an
     all-to-all are sends and receives by name, but none of its ranks can end before all have arrived.
     """
-    import pandas as pd
-
     name = trace.ops["name"].cat
     codes, codes_of_ops = np.unique(name.codes.to_numpy()[ops], return_inverse=True)
     kinds = [kind_of(str(name.categories[code])) if code >= 0 else "" for code in codes.tolist()]
@@ -126,8 +120,6 @@ def _calls(trace: Trace, owner: Int64Array, kernels: int) -> pd.DataFrame:
     """Values from the calls of each kernel, by kernel: kind (`SendRecv` if its calls differ), communicator, group,
     sequence, operation; '' and `NONE` without a call.
     """
-    import pandas as pd
-
     values: dict[str, Any] = {"kind": "", "communicator": "", "group": "", "sequence": NONE, "operation": NONE}
     table: pd.DataFrame = pd.DataFrame(values, index=pd.RangeIndex(kernels))
     if trace.collectives is None or not (owner >= 0).any():

@@ -19,19 +19,15 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import Category, GroupName, parse_groups
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 LEAST_NS = 3_000
 """Two ranks are in one group if from one collective to the next, their ends move relative to each other by less than
@@ -77,8 +73,6 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
 
 def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
     """The part of a communicator to which a rank belongs: comm, rank, part."""
-    import pandas as pd
-
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
     table: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
     return table
@@ -187,8 +181,6 @@ def parallel_groups(
         name_of: The program's name for a group without one, by its ranks
             (`nvprof_kit._ranks.groups.ListedGroups.name_of`).
     """
-    import pandas as pd
-
     rows = []
     for _, comm_uses in tables.uses().groupby("c", sort=False):
         ranks = sorted({int(rank) for use_ranks in comm_uses["ranks"] for rank in use_ranks})
@@ -374,8 +366,6 @@ def separate(tables: JobTables, members: pd.DataFrame, marked_groups: ListedGrou
     Returns:
         A warning about communicators of too many ranks to be separated, whose collectives are left out.
     """
-    import pandas as pd
-
     ranks = sorted(tables.ranks["rank"].tolist())
     compares_all = len(ranks) <= MOST_SEPARATED
     ends = tables.stream_ends(ranks if compares_all else marked_groups.sampled(ranks, MOST_SEPARATED))

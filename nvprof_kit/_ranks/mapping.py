@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, sums_by
@@ -24,10 +25,6 @@ from nvprof_kit._trace.jobs.schema import RankMap
 from nvprof_kit._trace.schema import BUSY_CALLS, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import Category
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 OPTIONAL = ("name", "stream", "calls", BUSY_CALLS, "collectives", "marks", "loads")
 """What `nvprof_kit._trace.open.open_capture` must read."""
@@ -86,8 +83,6 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     Raises:
         CaptureError: The rank ran no GPU operations.
     """
-    import pandas as pd
-
     if not len(trace.ops):
         raise CaptureError(f"{trace.info.path}: no operation ran on a GPU; ranks are compared by what their GPUs did")
     host, attribution = HostCalls(trace), attribute(trace)
@@ -237,8 +232,6 @@ def _segments(
     """The table ``segments``: sums over the pieces by segment, step, names (those of gaps are their causes) and
     collective.
     """
-    import pandas as pd
-
     states = pd.Categorical.from_codes(ops.sort - 1, categories=pd.Index(list(DOING.values())))
     owner = np.where(lane.op == NONE, len(ops.start) + gap, lane.op)  # the operations, then the gaps
     names: dict[str, pd.Index[str]] = {}
@@ -269,8 +262,6 @@ def _segments(
 
 
 def _layers(ops: _Operations, segments: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
     keys, kinds = ["step", "layer", "phase"], {"compute": COMPUTE, "comm": COMM, "copy": COPY}
     codes: list[npt.NDArray[Any]] = [ops.step, ops.layer.codes, ops.phase.codes, ops.sort]
     (step, layer, phase, sort), (ns, count) = sums_by(codes, [ops.end - ops.start, np.ones_like(ops.start)])
@@ -297,8 +288,6 @@ def _steps(trace: Trace, attribution: Attribution, windows: Windows, rows: Int64
 
     Data loading counts for the enclosing step, otherwise for the next one.
     """
-    import pandas as pd
-
     ranges, count = attribution.ranges, len(attribution.ranges.steps)
     loads = np.flatnonzero(
         (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)) & (ranges.pid == pid)

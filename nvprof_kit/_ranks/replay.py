@@ -9,19 +9,17 @@ arrival instead keeps its measured duration. Replaying the unmodified graph must
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._ranks.causes import segment_rows
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PATH_COLUMNS: Columns = {
     "step": Column("step, -1 outside steps", fold="key"),
@@ -83,8 +81,6 @@ def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame)
         segments: See `nvprof_kit._trace.jobs.tables.JobTables.segments`, of all ranks.
         instances: See `nvprof_kit._trace.jobs.tables.JobTables.instances`, all.
     """
-    import pandas as pd
-
     instances = instances.sort_values("arrival", kind="stable", ignore_index=True).reset_index(names="instance")
     columns = ["rank", "index", "c", "s", "k", "a", "e", "queued_ns", "gates", "ready_segment", "end_segment"]
     members = points[columns].merge(instances[["c", "s", "k", "step", "instance"]], on=["c", "s", "k"])
@@ -166,8 +162,6 @@ def critical_path(graph: Graph) -> pd.DataFrame:
     Raises:
         CaptureError: A collective waits for itself, in damaged maps.
     """
-    import pandas as pd
-
     rows: list[tuple[Any, ...]] = []
     columns = [graph.segments[name].to_numpy() for name in ("layer", "phase", "doing", "ns")]
     member = int(graph.e.argmax())
@@ -209,8 +203,6 @@ def what_if(graph: Graph, layers: pd.DataFrame, rank: int | None, layer: str | N
         rank: The rank; None for none.
         layer: One of its layers; None for none.
     """
-    import pandas as pd
-
     replays = {
         "every transfer": replay(graph, quicker=transfer_excess(graph)),
         "every data loader": replay(graph, part_of_work(graph, loader_weights(graph.segments))),
@@ -245,8 +237,6 @@ def transfer_excess(graph: Graph) -> Int64Array:
 
 def rank_weights(segments: pd.DataFrame, layers: pd.DataFrame, rank: int, layer: str | None) -> npt.NDArray[np.float64]:
     """Share of each segment that a rank (in one layer) would save at the median of its equals."""
-    import pandas as pd
-
     keys = ["layer", "phase"]
     measured = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
     equals = layers[layers["stage"].isin(measured["stage"]) & (layers["rank"] != rank)]

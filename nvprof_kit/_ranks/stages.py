@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.names import NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 ALIKE = 0.5
 """Minimum share of common layers for ranks of one stage."""
@@ -189,8 +185,6 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
         stages: The pipeline stage of each rank.
         batches: See `micro_batches`.
     """
-    import pandas as pd
-
     if not len(batches):
         nothing: pd.DataFrame = pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
         return nothing

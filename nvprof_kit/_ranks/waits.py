@@ -14,19 +14,15 @@ and the part of a pipeline stage's time that is regular work and not a fault.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._ranks.causes import cause_shares, without_cause
 from nvprof_kit._ranks.stages import with_equals
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 WAIT_COLUMNS: Columns = {
     "step": Column("step of the collective, -1 outside steps"),
@@ -138,8 +134,6 @@ def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, f
 
     The late rank is compared with the median of those that waited.
     """
-    import pandas as pd
-
     last = members[(members["rank"] == members["late_rank"]) & (members["index"] == members["late_index"])]
     waiting = members[members["rank"] != members["late_rank"]]
     waiting = waiting.sort_values(["instance", "wait_ns", "rank"], kind="stable")
@@ -218,8 +212,6 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, bare (its exposed share), and n,
     the communicator's ranks.
     """
-    import pandas as pd
-
     # the roots of each step and their causes
     more = tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE)
     more = more.assign(whole=more.groupby(["step", "rank"])["excess_ns"].transform("sum"))
@@ -293,8 +285,6 @@ def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -
         passed_on: Which instances are sends and receives, shape ``(m,)``.
         tables: The job's maps.
     """
-    import pandas as pd
-
     table = with_equals(tables.layer_medians)
     if table["stage"].nunique() < 2:
         return shares

@@ -359,10 +359,6 @@ KINETO_SOURCES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Required keys of complete events in a Kineto trace, by category."""
 
 
-MEMORY_TABLES = ("marks", "allocations")
-"""The optional tables with memory data."""
-
-
 SOUGHT = "sought"
 """`CaptureInfo.evidence` of a capture without ranges of ours, before it is decided what its layers are from."""
 

@@ -202,11 +202,25 @@ def test_layers_with_counts_imports_nothing_that_it_does_not_use():
 
 def test_a_capture_is_opened_before_pandas_is_loaded():
     """pandas is imported while threads read the file: what a verb imports before it opens a capture must not."""
-    needed = (
-        "layers.layers breakdown.breakdown advise.advise summary.summary metrics flops.flops kernels.signatures "
-        "diff.diff foreign.translate timeline"
-    )
-    run = "import nvprof_kit._trace.open" + "".join(f"\nimport nvprof_kit._analysis.{name}" for name in needed.split())
+    verbs = "layers,breakdown,summary,advise,metrics,diff,ncu plan,report,plot,export"
+    captures = [str(DATA / f"eager-{release}.sqlite.xz") for release in ("2023.4", "2024.2")]
+    calls = [[*verb.split(), *captures[: 1 + (verb == "diff")]] for verb in verbs.split(",")]
+    run = f"""
+import nvprof_kit._trace.open
+from nvprof_kit._cli import main
+
+class Opened(BaseException):
+    pass
+
+def open_capture(*args, **options):
+    raise Opened
+
+nvprof_kit._trace.open.open_capture = open_capture
+for call in {calls}:
+    try:
+        main(call)
+    except Opened:
+        pass"""
     assert "pandas" not in loaded(run)
 
 

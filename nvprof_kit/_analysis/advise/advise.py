@@ -14,7 +14,6 @@ from nvprof_kit._analysis.advise import comm_rules, gpu_rules, host_rules, metri
 from nvprof_kit._analysis.advise.program import Program
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN_OPTIONAL
 from nvprof_kit._findings import Finding
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.flops.flops import Flops
-
-OPTIONAL = (*BREAKDOWN_OPTIONAL, "samples")
-"""The optional columns that `nvprof_kit._trace.open.open_capture` must read."""
 
 LOW = 0.5
 """What a saving of low confidence counts for in the order of the findings."""
@@ -154,7 +150,7 @@ def advise(
     """Find what costs time and could be improved.
 
     Args:
-        operations: The operations of a capture opened with `OPTIONAL`.
+        operations: The operations of a capture.
         steps: Which steps to look at, by default all but warm-up.
         slowest: The finding that the other ranks of the job wait for one of them; it then comes first.
         times: The breakdown of the same steps, if it is already known.

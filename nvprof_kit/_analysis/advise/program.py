@@ -74,7 +74,7 @@ class Program(Operations):
     """What a program does in the steps to look at: its operations, the gaps between them, and the host's waits.
 
     Args:
-        operations: The operations of a capture with `nvprof_kit._analysis.breakdown.breakdown.OPTIONAL`.
+        operations: The operations of a capture, with what a breakdown reads.
         steps: Which steps to look at, by default all but warm-up.
         times: The breakdown of these steps, if known.
         waited_ns: How long a step of this rank waits for the slowest rank, if known.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums, joined
@@ -45,12 +46,6 @@ from nvprof_kit._analysis.layers.fold import Views
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-OPTIONAL = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads", "scheduled", "frames")
-"""What `nvprof_kit._trace.open.open_capture` must read."""
 
 COLUMNS: Columns = {
     "step": Column("step number, missing outside steps"),
@@ -161,7 +156,7 @@ def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Break
     """Compute the time breakdown of each step.
 
     Args:
-        operations: The operations of a capture opened with `OPTIONAL`.
+        operations: The operations of a capture.
         options: The steps to analyze, by default all but warm-up. By default `steps` also lists the other steps and
             the time outside steps. Tables of a single step show the step of median duration.
 
@@ -191,7 +186,7 @@ def breakdown_of(
     """Compute the time breakdown of a capture with known attribution and classes.
 
     Args:
-        trace: The capture, opened with `OPTIONAL`.
+        trace: The capture.
         attribution: The owner of each operation.
         classes: The class of each operation.
         choice: The steps included in the tables of idle time, communication, copies and launches; the whole capture if
@@ -257,8 +252,6 @@ def breakdown_of(
 
 
 def _steps(windows: Windows, active: Activity, idling: Idle) -> pd.DataFrame:
-    import pandas as pd
-
     count = len(windows.start)
     device = [windows.devices[lane] for lane in windows.device.tolist()]
     window, cause = idling.gaps["window"].to_numpy()[idling.parts["gap"]], idling.parts["cause"].cat.codes.to_numpy()

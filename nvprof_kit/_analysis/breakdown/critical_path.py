@@ -9,10 +9,11 @@ there with the operation that the call waited for. Host time on the path gets th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE
@@ -20,9 +21,6 @@ from nvprof_kit._analysis.attribution.steps import Windows, median_place
 from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PATH_COLUMNS: Columns = {
     "layer": Column("module path, or `(none)`", kind="str"),
@@ -76,8 +74,6 @@ def critical_path(
         host: The calls.
         window: The step, an index into `windows`.
     """
-    import pandas as pd
-
     path = _Walk(trace, windows, host, window).pieces()
     sort, start, end, op, tid = (np.array(column, dtype=np.int64) for column in zip(*path, strict=True))
     pid = windows.devices[int(windows.device[window])].pid

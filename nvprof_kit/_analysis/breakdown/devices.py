@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, exact_sums, joined, touches
@@ -23,9 +24,6 @@ from nvprof_kit._analysis.breakdown.host import CODE, LONG_NS, NAMES, SYNCHRONIZ
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STATES = ("idle", "compute", "exposed_comm", "exposed_copy")
 IDLE, COMPUTE, COMM, COPY = range(4)
@@ -182,8 +180,6 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     Raises:
         AssertionError: The parts of a gap do not add up to it: a bug in this package.
     """
-    import pandas as pd
-
     call, is_graph = _following(trace, windows, gaps, host)
     until = np.where(call == NONE, gaps.start, np.clip(host.end[call], gaps.start, gaps.end))
     launching, waiting = until > gaps.start, (call != NONE) & (gaps.end - until >= LONG_NS)
@@ -238,8 +234,6 @@ def _split(
         layers: The layer of each range.
         phases: Its phase.
     """
-    import pandas as pd
-
     host, functions, innermost_range = on_host.host, on_host.functions, on_host.ranges.nesting.innermost
     # of what the launching thread did as the gap began: a wait for the device makes it late for as long
     event = on_host.rows[on_host.calls.innermost(gaps["tid"].to_numpy(), gaps["start"].to_numpy())]
@@ -303,8 +297,6 @@ def _waits(
     """The rows of `Idle.waits`: a wait as a gap begins, or inside it: the device had already run dry, and runs dry
     whenever the host waits for it.
     """
-    import pandas as pd
-
     host = on_host.host
     awaited = gaps[gaps["late_until"] > gaps["start"]]
     event = awaited["event"].to_numpy()

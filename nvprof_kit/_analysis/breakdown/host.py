@@ -13,10 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, inherit, nest, touches
 from nvprof_kit._analysis.attribution.ranges import Ranges
@@ -24,10 +24,6 @@ from nvprof_kit._trace.frames import empty_frame
 from nvprof_kit._trace.joins import few, launching_calls
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
 from nvprof_kit.names import LAYER_CATEGORIES, Category
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 SYNCHRONIZING_COPIES = r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)"
 """Copies that return only after the device has completed them, in any API's spelling, such as `hipMemcpyWithStream`."""
@@ -306,8 +302,6 @@ class HostActivity:
             The same columns of the pieces, in order, and ``call``, the innermost call or operator of the thread, a
             position in `rows`, and ``range``, the innermost range, or `NONE`.
         """
-        import pandas as pd
-
         pieces = self._of_threads(waits.assign(wait=np.arange(len(waits)), launcher=waits["tid"]))
         is_empty = (pieces["call"] == NONE) & ~self.in_layer[pieces["range"]]
         is_empty &= pieces["pid"].isin(self._of_process)
@@ -376,8 +370,6 @@ class HostActivity:
 
     def _prepares(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
         """Which calls are the long first call of an operator."""
-        import pandas as pd
-
         host, parent = self.host, self.calls.parent
         operators = np.flatnonzero(host.operator[:-1])
         if not len(operators):

@@ -6,10 +6,9 @@ soon as its current work is done; if it is full, the host is far ahead.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import exact_sums
@@ -18,9 +17,6 @@ from nvprof_kit._analysis.breakdown.devices import Intervals, levels
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LAUNCH_COLUMNS: Columns = {
     "layer": Column("module path, or `(none)`", kind="str"),
@@ -66,8 +62,6 @@ def launch_table(
         is_counted: The operations to include, shape ``(n,)``.
         of_parts: The parts to include.
     """
-    import pandas as pd
-
     rows = np.flatnonzero((host.of_op >= 0) & is_counted)  # with the launching call in the capture
     call, start, end = host.of_op[rows], *(trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     of_call = np.bincount(host.of_op[host.of_op >= 0], minlength=len(host.tid))  # operations of a graph share theirs
@@ -134,8 +128,6 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
         host: The calls.
         window: The step, an index into `windows`.
     """
-    import pandas as pd
-
     low, high, device = (int(values[window]) for values in (windows.start, windows.end, windows.device))
     runs = (trace.ops["start_ns"].to_numpy() < high) & (trace.ops["end_ns"].to_numpy() > low)
     stream = trace.ops["stream"].to_numpy()
@@ -167,8 +159,6 @@ def _queued(trace: Trace, host: HostCalls) -> Intervals:
 
 def _depths(windows: Intervals, queued: Intervals) -> pd.DataFrame:
     """Mean and maximum depth, and share of time with an empty queue, in each window."""
-    import pandas as pd
-
     count, window_ns = len(windows[0]), np.maximum(windows[2] - windows[1], 1)
     total, maximum, empty_ns = (np.zeros(count, dtype=np.int64) for _ in range(3))
     for window, _, length, depth in levels(windows, queued, np.ones(len(queued[0]), dtype=np.int8)):

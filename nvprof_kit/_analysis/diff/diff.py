@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
@@ -35,12 +36,6 @@ from nvprof_kit._result.result import Result, renderers, table_named
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-OPTIONAL = ("name", "loads")
-"""What `nvprof_kit._trace.open.open_capture` must read."""
 
 _SHARE = partial(Column, unit="share", kind="float")
 
@@ -210,7 +205,7 @@ def diff(
     allow_undecided: bool = False,
     anyway: bool = False,
 ) -> Diff:
-    """Compare two captures, opened with `OPTIONAL`, or several runs of each program.
+    """Compare two captures, or several runs of each program.
 
     Args:
         base: The operations of the capture before, or of several runs.
@@ -226,8 +221,6 @@ def diff(
         CaptureError: They cannot be compared: another GPU, another tool, another part of the loop, too few steps.
         UsageError: A gate limits nothing that is there.
     """
-    import pandas as pd
-
     infos = [run.trace.info for run in (*base, *new)]
     runs = [step_samples(run, steps) for run in (*base, *new)]
     if not any(len(run.steps) for run in runs):
@@ -266,8 +259,6 @@ def with_work(result: Diff, works: tuple[Mapping[LayerPhase, dict[str, float]], 
         result: The comparison of steps.
         works: What a step of BASE and of NEW computes, by `nvprof_kit._analysis.flops.work.work_per_step`.
     """
-    import pandas as pd
-
     rows = result.rows
     is_layer = rows["level"] == "layer"
     layers = pd.MultiIndex.from_frame(rows.loc[is_layer, ["layer", "phase"]])
@@ -336,8 +327,6 @@ def _compare(
     """The rows of a level, and their changes, None if there are no rows. A p from noise that is only assumed decides,
     but is not told.
     """
-    import pandas as pd
-
     runs = []
     for run in (*sides[0], *sides[1]):
         times = run.times if level != "step" else pd.DataFrame([run.wall])

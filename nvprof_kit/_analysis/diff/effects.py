@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -144,7 +142,6 @@ def effects(
         run_noise: Least standard deviation from run to run, relative.
         widen: Whether `equals` are many layers, whose disagreement widens the error.
     """
-    import pandas as pd
     from scipy import stats
 
     # logarithms, or parts of the mean in BASE: changes of both are relative
@@ -198,7 +195,6 @@ def _run(values: Floats, is_log: Bools, equals: Int64Array) -> _Run:
     """A run, of the logarithms of its times or of its times, by row and step. A mean over few steps leaves out the one
     in which its row stalled, one over many steps is trimmed, and its variance then that of Yuen (1974).
     """
-    import pandas as pd
     from scipy import stats
 
     count = values.shape[1]
@@ -265,8 +261,6 @@ def _moderated(variance: Floats, floor: Floats, free: int, is_log: Bools) -> tup
 
 def _widening(effect: Floats, variance: Floats, equals: Int64Array, is_log: Bools) -> float:
     """How many times more equal layers disagree about the change than its error predicts; 1.0 where that is chance."""
-    import pandas as pd
-
     rows = pd.DataFrame({"equals": equals, "effect": effect, "error": np.sqrt(variance)})
     rows = rows[is_log & np.isfinite(variance) & (variance > 0)]
     effect_of_equals = rows.groupby("equals")["effect"]

@@ -10,13 +10,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvprof_kit._analysis.diff.effects import Noise
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pandas as pd
+
+    from nvprof_kit._analysis.diff.effects import Noise
 
 _FORM = re.compile(r"(?:(?P<level>phase|class):)?(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
 ONE_SIDED = 1.645 * math.sqrt(2)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, inherit, union_lengths
@@ -27,9 +27,6 @@ from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import as_issues
 from nvprof_kit.names import layer_index
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KEY = ["layer", "phase", "kernel_class"]
 MIN_STEPS = 2
@@ -71,8 +68,6 @@ def step_samples(operations: Operations, options: StepOptions) -> Samples:
         operations: The operations, with their names.
         options: Which steps, by default all but warm-up.
     """
-    import pandas as pd
-
     attribution = operations.attribution
     choice = choose_steps(operations.trace, attribution, options)
     left_out = left_out_warnings(choice)
@@ -97,8 +92,6 @@ def block_samples(operations: Operations) -> Samples:
     The blocks are those of the stack with the most GPU time, named without their numbers. A block's forward, recompute
     and backward are one sample; its wall time is from the first operation to the end of the last of each, added up.
     """
-    import pandas as pd
-
     ranges, (layer, phase) = operations.ranges, operations.attribution.owners
     names = [_BLOCK.sub(r"\1*", str(path)) for path in layer.categories]
     start, end = (operations.trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
@@ -153,8 +146,6 @@ def _times_and_kernels(
         sample: The sample that each is in, or `NONE`.
         count: How many samples there are.
     """
-    import pandas as pd
-
     ops, inside = operations.trace.ops, np.flatnonzero(sample >= 0)
     frame = pd.DataFrame(
         {
@@ -196,8 +187,6 @@ _SAME_COUNT = 1e-9
 
 def compared_kernels(before: Sequence[Samples], after: Sequence[Samples]) -> tuple[pd.DataFrame, tuple[float, float]]:
     """What changed about the kernels, with `KERNEL_COLUMNS`, the costliest first, and kernels per step of each side."""
-    import pandas as pd
-
     means = []
     for side in (before, after):
         of_kernel = pd.concat([run.kernels for run in side]).groupby("name", sort=False, as_index=False)

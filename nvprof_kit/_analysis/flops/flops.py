@@ -17,9 +17,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import union_lengths
@@ -43,10 +44,6 @@ from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 ABOVE_THE_PEAK = (
     "above the peak: a clock above the datasheet's, another input (batch, length) than was counted, a causal mask or "
@@ -252,8 +249,6 @@ def flops(
         peaks: Operations per second by data type, instead of the package's values for the GPU.
         steps: Which steps to look at, by default all but warm-up.
     """
-    import pandas as pd
-
     trace, attribution = operations.trace, operations.attribution
     choice = choose_steps(trace, attribution, steps)
     if choice.everything and len(choice.shown):  # without what ran outside steps
@@ -377,8 +372,6 @@ def _uncounted(
     run such kernels or experts of which no operation was counted, by the layer's name without its place in the model,
     the largest first, empty below `UNCOUNTED_SHARE` altogether.
     """
-    import pandas as pd
-
     trace, counts, classes = operations.trace, program.counts, operations.classes
     if "name" not in trace.ops or not trace.info.on_gpu:
         return {}, {}

@@ -16,10 +16,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, nest
@@ -37,9 +38,6 @@ from nvprof_kit.names import (
     arguments_read_again,
     operator_kind,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _NO_OPERATORS = frozenset({"autograd", "inductor", "torch"})
 """Namespaces of events that the profiler records but that are not operators."""
@@ -378,8 +376,6 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
         choice: The steps that count.
         rows: The layers and phases of these steps, and their calls.
     """
-    import pandas as pd
-
     trace, ranges = operations.trace, operations.attribution.ranges
     of_range, regions = _regions(ranges, rows)
     operators: list[tuple[Any, ...]] = []

@@ -15,10 +15,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
@@ -27,9 +27,6 @@ from nvprof_kit._analysis.layers.tree import parents_of, with_ancestors
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.names import NO_LAYER, Category
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Key = tuple[str, str]
 """Layer and phase."""
@@ -157,8 +154,6 @@ class Program:
             ``model_peak_ns``; ``dtypes``, the operations by data type; ``bytes``, ``dram_bytes``, ``limit_ns``,
             ``compute_ns`` and ``fused_limit_ns``.
         """
-        import pandas as pd
-
         keys: list[Key] = [*zip(rows["layer"], rows["phase"], strict=True)]
         times = np.array(
             [

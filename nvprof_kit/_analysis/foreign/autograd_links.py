@@ -13,14 +13,10 @@ Operators are tables with the columns of `nvprof_kit._trace.schema.OPERATORS` bu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def whole_nodes(operators: pd.DataFrame) -> pd.DataFrame:
@@ -45,8 +41,6 @@ def makers(operators: pd.DataFrame) -> Int64Array:
     If a node's forward thread is unknown, it is the one other thread that has its number. Inside another node (a nested
     backward pass, as in reentrant checkpointing) the node's own thread is tried first.
     """
-    import pandas as pd
-
     is_numbered = operators["sequence"] >= 0
     forward, nodes = operators[is_numbered & ~operators["backward"]], operators[is_numbered & operators["backward"]]
     is_linked = nodes["forward_tid"] != NONE
@@ -69,8 +63,6 @@ def makers(operators: pd.DataFrame) -> Int64Array:
 
 def _last_before(forward: pd.DataFrame, nodes: pd.DataFrame) -> pd.Series[int]:
     """The last forward operator with each node's number that began before it on the same thread, or `NONE`."""
-    import pandas as pd
-
     keys = ["pid", "tid", "sequence"]
     left, right = (rows[["start_ns", *keys]].sort_values("start_ns", kind="stable") for rows in (nodes, forward))
     right["maker"] = right.index
@@ -81,8 +73,6 @@ def _last_before(forward: pd.DataFrame, nodes: pd.DataFrame) -> pd.Series[int]:
 
 def _enclosing(nodes: pd.DataFrame) -> pd.Series[int]:
     """The row of the innermost of these nodes around each, which nest on their thread as calls do, or `NONE`."""
-    import pandas as pd
-
     nesting = nest(*(nodes[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
     enclosing: pd.Series[int] = pd.Series(np.append(nodes.index, NONE)[nesting.parent], nodes.index)
     return enclosing
@@ -95,8 +85,6 @@ def with_followers(operators: pd.DataFrame, owner: Int64Array) -> Int64Array:
         operators: The operators.
         owner: The owner of each node that has a number, or `NONE`, shape ``(n,)``.
     """
-    import pandas as pd
-
     nodes = _in_order(operators)
     of_numbered = pd.Series(owner[nodes.index], nodes.index).where(nodes["sequence"] >= 0)
     owners: Int64Array = owner.copy()
@@ -126,8 +114,6 @@ def envelopes(operators: pd.DataFrame, owner: Int64Array, outer: Int64Array) -> 
         Columns ``start_ns``, ``end_ns``, ``pid``, ``tid``, and ``layer_range``, the forward range of the layer that an
         interval is the backward of; an outer one comes before those inside it.
     """
-    import pandas as pd
-
     nodes = _in_order(operators)
     # each node's layer range and what encloses it, outermost first; padded with NONE behind, (levels, nodes)
     chains = [owner[nodes.index]]

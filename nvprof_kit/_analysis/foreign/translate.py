@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, inherit, nest, outer_layers
 from nvprof_kit._analysis.foreign import autograd_links as links
@@ -20,9 +20,6 @@ from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN, LAYER_PHASES, Category, RangeName
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BLOCK = re.compile(r"\.\d+(?:\.|$)")
 """Found in the path of a layer that is one of several alike."""
@@ -203,8 +200,6 @@ class _Renamed:
 
     def _add_pairs(self) -> None:
         """Add the layers that two ranges bound, on the thread of both, and name what runs inside them."""
-        import pandas as pd
-
         side = np.array([meaning.pair for meaning in self.meanings], dtype=object)[self.meaning]
         of_thread = self.rows.groupby("tid")
         first, last = of_thread["start_ns"].min(), of_thread["end_ns"].max()
@@ -324,8 +319,6 @@ class _Renamed:
 
     def _append(self, rows: pd.DataFrame, names: list[RangeName], name: Int64Array | int) -> None:
         """Add ranges, each with an index into their names."""
-        import pandas as pd
-
         added = rows[["start_ns", "end_ns", "pid", "tid"]].assign(
             nested=True, left_open=False, payload=MISSING_PAYLOAD, name=name + len(self.names)
         )

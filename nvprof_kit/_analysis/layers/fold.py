@@ -16,20 +16,17 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.column import Columns, Fold, column_of
 from nvprof_kit._result.result import Result, table_named
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 LEAST = 3
 """Minimum number of equal blocks to fold."""
@@ -248,8 +245,6 @@ def computing_blocks(operations: Operations, is_counted: npt.NDArray[np.bool_]) 
         operations: The operations; communication is excluded if their names were read.
         is_counted: The operations to include, shape ``(n,)``.
     """
-    import pandas as pd
-
     trace = operations.trace
     computing = is_counted & ~operations.classes.is_a("comm") if "name" in trace.ops else is_counted
     layer, phase = operations.attribution.owners
@@ -448,8 +443,6 @@ class ByLayer(Result):
         """The selected rows as they are printed: down to `depth`, and where equal blocks are folded, one row for all,
         with the columns of `folded`.
         """
-        import pandas as pd
-
         rows = self.select.among(self.rows)
         if self.depth is not None:
             rows = rows[[self.blocks.depths.get(layer, 0) < self.depth for layer in rows["layer"]]]

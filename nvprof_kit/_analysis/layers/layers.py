@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums
@@ -25,8 +26,6 @@ from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nvprof_kit._analysis.hardware import Peaks
     from nvprof_kit._analysis.layers.memory import LayerMemory
 
@@ -89,9 +88,6 @@ LIMITS: Columns = {
 
 BY_STEP = ("step", "instance")
 """Columns that exist only by step."""
-
-OPTIONAL = ("name", "loads")
-"""Needed from `nvprof_kit._trace.open.open_capture` to separate communication from compute and to detect warm-up."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +247,6 @@ def layers(
 
 def _tree(cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
     """The printed tree: layers including their submodules, by phase, and behind them what ran outside layers."""
-    import pandas as pd
-
     tree = cells.tree
     layers = {name: cells.by_layer(values).sum(axis=2) for name, values in sums.items()}
     outside = {name: values[cells.layer_rows :].sum(axis=1) for name, values in sums.items()}

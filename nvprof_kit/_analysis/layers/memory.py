@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, steps_around
@@ -21,9 +21,6 @@ from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK, NO_LAYER, NO_PHASE, Category
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _ON_DEVICE = ("device", "array", "managed")
 _MOST_BYTES = 1 << 50
@@ -63,8 +60,6 @@ class LayerMemory:
             Columns `kept_bytes`, the bytes that a call of its forward leaves allocated, `peak_bytes`, the maximum over
             its phases, and `cuda_bytes`, CUDA allocations in it and its submodules; missing if unknown.
         """
-        import pandas as pd
-
         layer, phase = cells.labels
         by_row = self.by_cell.reindex(range(len(layer))).assign(layer=layer, phase=phase)
         inside = tree["layer"] != NO_LAYER
@@ -103,7 +98,7 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
     """The memory of each layer.
 
     Args:
-        trace: The capture, with the tables of `nvprof_kit._trace.schema.MEMORY_TABLES`.
+        trace: The capture, with the tables ``marks`` and ``allocations``.
         ranges: Its ranges.
         cells: The rows and columns of the per-layer table.
         by_step: Whether these columns are steps.
@@ -111,8 +106,6 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
     Raises:
         CaptureError: The capture has no memory data.
     """
-    import pandas as pd
-
     marks, allocations = trace.marks, trace.allocations
     carried, traced = _has_marks(trace), _has_allocations(trace)
     if not carried and not traced:
@@ -163,8 +156,6 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
 
 def _carried(marks: pd.DataFrame, ranges: Ranges) -> tuple[Int64Array, pd.DataFrame]:
     """The ranges of layers with marks at begin and end, and for each the values of `CARRIED`."""
-    import pandas as pd
-
     has_bytes = marks["payload"].notna() & (marks["payload"] < _MOST_BYTES)
     memory_marks = marks[(marks["category"] == Category.MEMORY.value) & has_bytes.fillna(False)]
     inner = ranges.nesting.innermost(memory_marks["tid"].to_numpy(), memory_marks["time_ns"].to_numpy())

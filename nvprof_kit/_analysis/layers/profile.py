@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE
@@ -20,9 +21,6 @@ from nvprof_kit._analysis.layers.sums import SPLITS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import LAYER_PHASES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ATTENTION = "attention"
 
@@ -111,8 +109,6 @@ def layer_profile(trace: Trace, kinds: Mapping[str, str], memory: pd.DataFrame |
         kinds: The kind of each block, by path.
         memory: One row per completed layer call: step, layer, phase and `MEMORY_COLUMNS`; None without CUDA.
     """
-    import pandas as pd
-
     operations = Operations(trace)
     result = layers(operations, by_step=True)
     rows = _rows(operations)
@@ -191,8 +187,6 @@ def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mappi
 
 
 def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
     blocks = rows[rows["kind"].notna()]
     records = []
     for column, table in (("gpu_ns", blocks), ("ns", attention)):

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.intervals import (
@@ -30,9 +31,6 @@ from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.annotations import engine_phase
 from nvprof_kit._trace.schema import OP_KINDS, REPLAYED
 from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PARTS = ("compute_ns", "comm_ns", "copy_ns")
 """Columns that split `gpu_self_ns`; they exist only if the operations' names were read."""
@@ -181,8 +179,6 @@ class Cells:
             is_row: The cells.
             steps: The step number of each step instance.
         """
-        import pandas as pd
-
         column, row = np.nonzero(is_row.T)
         instance = self.instances[column]
         layer, phase = self.labels

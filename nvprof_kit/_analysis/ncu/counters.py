@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.issues import Issue
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,8 +79,6 @@ def counters(report: NcuReport) -> pd.DataFrame:
         bytes and operations, a tensor core's not among the ``flop``; and a ``stall_REASON`` for every reason that was
         measured, warps stalled per instruction issued. What was not measured is NaN.
     """
-    import pandas as pd
-
     metrics = report.metrics
     duration = _first(metrics, DURATION)
     amounts = {"duration_ns": duration}

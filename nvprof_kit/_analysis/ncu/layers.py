@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
@@ -28,16 +29,11 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 def tidy(report: NcuReport) -> pd.DataFrame:
     """A row per measured kernel: id, pid, device, kernel, grid, block, layer, phase, and every metric by its full name,
     in base units.
     """
-    import pandas as pd
-
     owners = own_layers(report.kernels).owners
     who = report.kernels[["id", "pid", "device", "kernel", "grid", "block"]]
     who = who.assign(layer=[layer for layer, _ in owners], phase=[phase for _, phase in owners])
@@ -216,8 +212,6 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     Raises:
         CaptureError: The report has no durations, or none of its kernels is in the capture.
     """
-    import pandas as pd
-
     amounts = counters(report)
     if amounts["duration_ns"].isna().all():
         raise CaptureError(f"{report.path}: no gpu__time_duration; measure with `--set basic` or section SpeedOfLight")
@@ -256,8 +250,6 @@ def _spread_work(
     report: NcuReport, amounts: pd.DataFrame, kernels: Kernels, trace: Trace
 ) -> tuple[Work, tuple[Issue, ...], int]:
     """Every launch of a capture, with the mean counters of the measured launches of its signature."""
-    import pandas as pd
-
     result_of = measured_signatures(report, kernels)
     if not any(result_of):
         raise CaptureError(
@@ -281,8 +273,6 @@ _BOUNDS = ("memory", "compute", "latency", "not measured")
 
 def _rows(work: Work) -> pd.DataFrame:
     """The table: each launch counts in its layer's row and, in the same phase, in those of the layers around it."""
-    import pandas as pd
-
     owners = sorted(work.owners, key=lambda owner: owner[0] == NO_LAYER)
     keys = [(outer, phase) for layer, phase in owners for outer in with_ancestors(layer, work.parents)]
     first = {layer: number for number, (layer, _) in reversed([*enumerate(keys)])}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, union_lengths
@@ -19,9 +19,6 @@ from nvprof_kit._analysis.attribution.ranges import Elsewhere
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import STATES, activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Facts(Operations):
@@ -74,8 +71,6 @@ class Facts(Operations):
 
     def ops(self, rows: Int64Array) -> pd.DataFrame:
         """One row per operation: step, duration of the launching call, own duration."""
-        import pandas as pd
-
         trace, host = self.trace, self.host
         if trace.calls is None and "duration_ns" in trace.api:  # only the launching calls were read
             launch_ns = np.append(trace.api["duration_ns"].to_numpy(), 0)[trace.launching_calls[rows]]
@@ -101,8 +96,6 @@ class Facts(Operations):
     @cached_property
     def states(self) -> pd.DataFrame:
         """The time of each device in each state, summed (by step)."""
-        import pandas as pd
-
         active = activity(self.trace, self.classes, self.windows)
         devices = [self.windows.devices[device] for device in self.windows.device.tolist()]
         frame = pd.DataFrame(
@@ -129,8 +122,6 @@ class Facts(Operations):
         Returns:
             A row for each step: ``step``, ``calls``, the length.
         """
-        import pandas as pd
-
         intervals = self.included(intervals)
         start, end, step = (intervals[name].to_numpy(dtype=np.int64) for name in ("start", "end", "step"))
         steps, group = np.unique(step, return_inverse=True)
@@ -150,8 +141,6 @@ class Facts(Operations):
 
     def with_ratios(self, tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
         """The named columns of some tables, and CPU and GPU time with their shares of the wall time of all devices."""
-        import pandas as pd
-
         names = [*names, "cpu_total_ns", "gpu_total_ns"]
         table: pd.DataFrame = pd.concat(tables, ignore_index=True).reindex(columns=["step", *names]).fillna(0)
         table[names[1:]] = table[names[1:]].astype("int64")
@@ -186,8 +175,6 @@ class Facts(Operations):
         """Finish a view's table. By step, sort by step instance with outside steps last, and add the step numbers;
         otherwise drop the column ``step``.
         """
-        import pandas as pd
-
         instance = pd.Series(table.pop("step"), dtype="Int64").replace(NONE, pd.NA)
         if not self.by_step:
             return table

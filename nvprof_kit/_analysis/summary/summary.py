@@ -22,17 +22,6 @@ from nvprof_kit.issues import Issue
 if TYPE_CHECKING:
     import pandas as pd
 
-OPTIONAL = ("name", "bytes", "host_memory", "calls", "scheduled", "loads")
-"""What `nvprof_kit._trace.open.open_capture` must read."""
-
-_OF_KERNELS = ("name", "duration_ns")
-
-
-def needed(views: Sequence[str], steps: StepOptions) -> tuple[str, ...]:
-    """What `open_capture` must read for these views, all by default; the kernel view alone needs little."""
-    return _OF_KERNELS if views and set(views) == {"kernel"} and steps == ALL_STEPS else OPTIONAL
-
-
 NO_CPU = (
     "CPU utilization was not recorded: nsys records it with --cpuctxsw=process-tree (which needs the right to use "
     "perf events; check with nsys status -e)"
@@ -184,7 +173,7 @@ def summary(
     sort: str = "",
     steps: StepOptions = ALL_STEPS,
 ) -> Summary:
-    """Summarize a capture opened with `OPTIONAL`.
+    """Summarize a capture.
 
     Args:
         operations: The operations.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, exact_sums, nest, whole_calls
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
@@ -18,9 +18,6 @@ from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import PHASE_CATEGORIES, Category
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
 """The parts in the model view; `data` is the data loader."""
@@ -33,8 +30,6 @@ def device(facts: Facts) -> pd.DataFrame:
     all other processes together, such as data loader workers. CPU time is summed over threads and can exceed the wall
     time. Without a GPU, the time in which a process's operators ran, and CPU time if it was recorded.
     """
-    import pandas as pd
-
     info, devices, scheduled = facts.trace.info, facts.windows.devices, facts.trace.scheduled
     scheduled = scheduled if scheduled is not None and len(scheduled) else None
     table = facts.states.assign(busy_ns=facts.states["wall_ns"] - facts.states["idle_ns"])
@@ -60,8 +55,6 @@ def device(facts: Facts) -> pd.DataFrame:
 
 def _cpu(facts: Facts, position: int, running: pd.DataFrame | None) -> pd.DataFrame:
     """How long threads ran in the windows of a device, None if that was not recorded."""
-    import pandas as pd
-
     windows = facts.windows
     rows = np.flatnonzero(windows.device == position)
     start, end = windows.start[rows], windows.end[rows]
@@ -83,8 +76,6 @@ def _until(running: pd.DataFrame, time_ns: Int64Array) -> Int64Array:
 
 def overview(facts: Facts) -> pd.DataFrame:
     """Wall time by kind of event, summed over devices and threads; overlapping time counts once per row."""
-    import pandas as pd
-
     kind, host = facts.trace.ops["kind"].to_numpy(), facts.host
     is_comm = facts.classes.is_a("comm")
     of_ops = {"kernel": (kind == OP_KINDS.index("kernel")) & ~is_comm, "communication": is_comm}
@@ -100,8 +91,6 @@ def overview(facts: Facts) -> pd.DataFrame:
 
 def model(facts: Facts) -> pd.DataFrame:
     """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time."""
-    import pandas as pd
-
     ranges = facts.attribution.ranges
     part_of_op = _parts(pd.Series(facts.attribution.phases))[facts.attribution.phase]
     phases = pd.Series(ranges.phase_text).str.lower()
@@ -175,8 +164,6 @@ def memory(facts: Facts) -> pd.DataFrame:
 
 def user(facts: Facts) -> pd.DataFrame:
     """Ranges by text and category: calls, CPU time, time of the operations launched inside."""
-    import pandas as pd
-
     ranges, host = facts.attribution.ranges, facts.host
     count = len(ranges.start)
     inner = ranges.nesting.innermost(host.tid[host.of_op], host.start[host.of_op])  # on the launching thread
@@ -203,8 +190,6 @@ def user(facts: Facts) -> pd.DataFrame:
 
 def operator(facts: Facts) -> pd.DataFrame:
     """PyTorch operators, each with its kernels in rows below it: kernel '' is the operator itself."""
-    import pandas as pd
-
     host = facts.host
     rows = np.flatnonzero(host.operator[:-1])
     rows = rows[np.lexsort((host.start[rows], host.tid[rows]))]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import median_place
@@ -21,8 +22,6 @@ from nvprof_kit._report.text.texts import Milliseconds, percent
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nvprof_kit._analysis.flops.flops import Flops
 
 MAX_LIMIT_BARS = 16
@@ -167,8 +166,6 @@ def kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> p
     Returns:
         name, kernel_class, layer, phase, calls, total_ns, min_ns, max_ns; the costliest first.
     """
-    import pandas as pd
-
     ops = operations.trace.ops
     layer, phase = operations.attribution.owners
     classes = pd.Categorical.from_codes(operations.classes.code, pd.Index(list(CLASSES)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.layers.tree import ModelTree, parents_of
 from nvprof_kit._ranks.answer import job_size
@@ -18,8 +19,6 @@ from nvprof_kit._report.text.ranks import CHARGED_TO, ON_THE_PATH, summed
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nvprof_kit._ranks.answer import Ranks
     from nvprof_kit._trace.jobs.tables import JobTables
 
@@ -66,8 +65,6 @@ def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
     Args:
         points: With a, e, arrival (the last rank's), late_rank, sort, step.
     """
-    import pandas as pd
-
     points = points.sort_values("a", kind="stable")
     start, end = points["a"].to_numpy(dtype=np.int64), points["e"].to_numpy(dtype=np.int64)
     begun = np.clip(points["arrival"].to_numpy(dtype=np.int64), start, np.maximum(end, start))
@@ -296,8 +293,6 @@ def _natural(key: str) -> list[Any]:
 
 def _tables(answer: Ranks, command: str) -> list[PageTable]:
     """Tables: charged waiting, what-if, critical path, clocks, bubbles and groups."""
-    import pandas as pd
-
     charges = summed(answer.charges, "wait_ns", CHARGED_TO).rename_axis(index={"rank": "late_rank"}).reset_index()
     charges = charges.assign(share=charges["wait_ns"] / max(answer.total_wait_ns, 1))
     path = answer.critical_path
@@ -327,8 +322,6 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
 
 def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict[str, Any] | None:
     """The timelines of the selected ranks, and a sentence about omissions."""
-    import pandas as pd
-
     points, segments = tables.points(ranks), tables.segments(ranks)
     points = points[points["arrival"].notna()].astype({"arrival": "int64", "late_rank": "int64"})
     if not len(points):

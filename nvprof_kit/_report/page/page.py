@@ -122,9 +122,7 @@ def sheet_of(
     """A capture on the page.
 
     Args:
-        operations: The operations, with the columns of `nvprof_kit._analysis.timeline.OPTIONAL`, with findings those of
-            `nvprof_kit._analysis.advise.advise.OPTIONAL`, and the tables of `nvprof_kit._trace.schema.MEMORY_TABLES` to
-            show memory.
+        operations: The operations, with what a page reads, and with findings what `advise` reads.
         steps: The steps that the figures per step cover; if they are selected, the timeline has no others.
         flops: FLOPs and utilization; None if operators were not counted.
         with_findings: Whether to look for findings, and to break the steps down.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from nvprof_kit._report.plots.plots import PALETTE, canvas, encode, legend_above
 from nvprof_kit._result.writer import write_file
 
@@ -38,7 +40,6 @@ def timeline_figure(result: Memory) -> Figure:
     Events are equidistant, regardless of time: a step takes milliseconds, building a model takes seconds.
     """
     import numpy as np
-    import pandas as pd
 
     # after some events: bytes from before the recording, by the largest layers at the peak, and by other layers
     events = len(result.level_bytes)

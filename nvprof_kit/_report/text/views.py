@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -15,8 +16,6 @@ from nvprof_kit._report.text.table import Column, Grid, below, capture_line, fra
 from nvprof_kit._report.text.texts import MS, is_missing, kernel_names, percent
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.summary.summary import Summary
 
@@ -129,8 +128,6 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
 
 def _queue(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each stream: its queue, and the queue depth over the step."""
-    import pandas as pd
-
     deepest, top = max(float(rows["queue_mean"].max()), 1e-9), len(_HEIGHTS) - 1
     lines = [
         {

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvprof_kit._analysis.attribution.attribution import Operations, attribute
-from nvprof_kit._analysis.breakdown.breakdown import OPTIONAL as BREAKDOWN
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
-from nvprof_kit._analysis.timeline import OPTIONAL, _parts, timeline
+from nvprof_kit._analysis.timeline import _parts, timeline
+from nvprof_kit._api.capture import NEEDS
 from nvprof_kit._trace.open import open_capture
 
 DATA = Path(__file__).parents[2] / "data"
@@ -19,7 +19,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 @pytest.mark.parametrize("name", ["slow-2024.2", "ddp.rank0-2024.2", "llama-2023.4", "generate-2024.2"])
 def test_idle_time_is_that_of_the_breakdown(name):
-    trace = open_capture(DATA / f"{name}.sqlite.xz", optional=(*OPTIONAL, *BREAKDOWN))
+    trace = open_capture(DATA / f"{name}.sqlite.xz", optional=(*NEEDS["timeline"], *NEEDS["breakdown"]))
     attribution = attribute(trace)
     steps = breakdown(Operations(trace)).steps
     whole = timeline(trace, attribution).idle_times()
