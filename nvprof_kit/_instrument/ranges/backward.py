@@ -126,8 +126,6 @@ def mark(node: Any, hook: Callable[[object], None], position: Position) -> None:
     long: it makes a handle, and passes all gradients.
     """
     carrier = position.carrier
-    if carrier is None:
-        carrier = position.carrier = torch.empty(0, device="cpu")
     carrier._backward_hooks = {0: hook}
     node._register_hook_dict(carrier)
 
@@ -135,52 +133,50 @@ def mark(node: Any, hook: Callable[[object], None], position: Position) -> None:
 class Frame:
     """One call of a layer, while it runs and then for the backward pass; also the prehook of its marked nodes.
 
+    If a call contains nested calls, its own nodes are in sections between them, and the backward pass may enter each
+    section from the nested call after it. The engine then runs the section's newest node first. In most code that is
+    what created an argument of the nested call, so the creators of arguments are marked. Once another node is the
+    newest, the nodes are searched from there for all that a section is entered at.
+
     Attributes:
         layer: The layer.
         parent: The enclosing call; None for the outermost.
         depth: The number of enclosing calls.
         edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
             numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
-        node_count: How many nodes the call itself has created up to its last nested call. While all are visited,
-            the arguments of a nested call are not looked at.
-        visited: Sequence numbers of the visited ones of them, while the call runs; None before a search.
-        marked: Sequence numbers of the marked nodes, likewise.
+        node_count: How many nodes the call itself has created up to its last nested call. While all are marked, the
+            arguments of a nested call are not looked at.
+        marked: Sequence numbers of the marked ones of them, while the call runs; None before the first.
+        visited: Sequence numbers of those visited in a search, likewise; None before a search.
     """
 
     __slots__ = ("depth", "edges", "layer", "marked", "node_count", "parent", "visited")
 
-    def __init__(self, layer: Layer, parent: Frame | None, number: int) -> None:
-        self.layer = layer
-        self.parent = parent
-        self.depth: int = 0 if parent is None else parent.depth + 1
-        self.edges = [number]
-        self.node_count = 0
-        self.visited: set[int] | None = None
-        self.marked: set[int] | None = None
+    layer: Layer
+    parent: Frame | None
+    depth: int
+    edges: list[int]
+    node_count: int
+    marked: set[int] | None
+    visited: set[int] | None
 
-    def search(self, node: Any, position: Position) -> None:
-        """Mark the nodes at which a backward pass that arrives at one of the call's own nodes enters these.
-
-        If the call contains nested calls, its own nodes are in sections between them. So the backward pass may enter a
-        section at other nodes than the output's; these are found by a search from there.
-        """
-        edges, arguments = self.edges, position.arguments
-        if self.visited is None or self.marked is None:
-            self.visited, self.marked = set(), set()
-        visited, marked, node_count = self.visited, self.marked, self.node_count + sequence() - edges[-1]
-        pending = [(node, 0)]
+    def enter_at(self, nodes: list[Any], position: Position) -> None:
+        """Mark the call's own ones of these nodes; in a search, also those at which sections are entered from them."""
+        if self.marked is None:
+            self.marked = set()
+        pending = [(node, 0) for node in nodes]
         while pending:
             node, origin = pending.pop()
             number = node._sequence_nr()
-            section = bisect_right(edges, number)
-            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in arguments:
+            section = bisect_right(self.edges, number)
+            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in position.arguments:
                 continue
-            if section != origin and number not in marked:
-                marked.add(number)
+            if section != origin and number not in self.marked:
+                self.marked.add(number)
                 mark(node, self, position)
-            if number not in visited:
-                visited.add(number)
-                if section > 1 and len(marked) < node_count:  # no section follows the first one
+            if self.visited is not None and number not in self.visited:
+                self.visited.add(number)
+                if section > 1:  # no section follows the first one
                     pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
     @uncompiled
@@ -192,11 +188,15 @@ class Frame:
         position = backend.thread.position
         if position.number != graph_task():
             _begin_task(backend)
-        at, depth = position.at, self.depth
+        at, depth, owners = position.at, self.depth, position.owners
         if at is self:
             return
         while at is not None and at is not self and at.depth >= depth:
-            position.close(at, backend.pop)
+            if owners and owners[-1] is at:
+                owners.pop()
+                backend.pop()
+            else:
+                position.close(at, backend.pop)
             at = at.parent
         position.at = at
         if at is self:
@@ -207,7 +207,7 @@ class Frame:
         if range_.backend is not backend:
             backend.prepare(range_)
         range_.push()
-        position.owners.append(self)
+        owners.append(self)
         position.at = self
 
 
@@ -223,56 +223,78 @@ def _leave(_grads: object) -> None:
     _close_calls(position, backend)
 
 
-@uncompiled
-def begin(position: Position, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any], recomputes: bool) -> Frame:
-    """Follow a call with these arguments into the backward pass, from when the layer's range is open."""
-    outer, number = position.call, sequence()
-    if outer is None:
-        nodes = grad_nodes([*args, *kwargs.values()])
-        position.arguments = {id(node): node for node in nodes}
-        for node in nodes:  # in a recompute, they belong to the graph that is run backward
-            if not recomputes and _LEFT not in node.metadata:
-                mark(node, _leave, position)
-    else:
-        edges = outer.edges
-        node_count = outer.node_count + number - edges[-1]
-        if node_count > len(outer.visited or ()):  # an argument may be new
-            for node in grad_nodes([*args, *kwargs.values()]):
-                if bisect_right(edges, node._sequence_nr()) & 1 and id(node) not in position.arguments:
-                    outer.search(node, position)
-        outer.node_count = node_count
-    call = position.call = Frame(layer, outer, number)
-    return call
+@uncompiled_itself
+def follow(
+    position: Position, layer: Layer, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function inside the layer's range, and follow the call into the backward pass.
 
-
-@uncompiled
-def end(position: Position, call: Frame, outputs: Any) -> None:
-    """End a call: mark the nodes that created its outputs."""
-    parent = position.call = call.parent
-    edges, arguments = call.edges, position.arguments
-    first = edges[0]
+    Runs for each module and step, so the usual cases are written out here instead of in functions of their own.
+    """
+    parent, first = position.call, sequence()
+    call = position.call = Frame()
+    call.layer, call.parent, call.edges, call.node_count = layer, parent, [first], 0
+    call.marked = call.visited = None
     if parent is None:
-        position.arguments = {}
+        call.depth = 0
+        _mark_arguments(position, [*args, *kwargs.values()])
     else:
-        number = sequence()
-        if number == first:
-            return
-        parent.edges += (first, number)
-    if type(outputs) is torch.Tensor and outputs._base is None:  # `grad_nodes` of the usual output
-        nodes = [] if outputs.grad_fn is None else [outputs.grad_fn]
-    else:
-        nodes = grad_nodes([outputs])
-    for node in nodes:
-        number = node._sequence_nr()
-        if number < first or (arguments and id(node) in arguments):
-            continue
+        call.depth = parent.depth + 1
+        parent.node_count += first - parent.edges[-1]
+        if parent.node_count > len(parent.marked or ()):
+            _leave_section(parent, position, [*args, *kwargs.values()], first)
+    outputs: Any = None
+    try:
+        outputs = function(*args, **kwargs)
+        return outputs
+    finally:
+        position.call, last = parent, sequence()
         if parent is None:
-            node.metadata[_LEFT] = True
-        if edges[-1] == first:
-            mark(node, call, position)
-        elif bisect_right(edges, number) & 1:
-            call.search(node, position)
-    call.visited = call.marked = None
+            _mark_outputs(call, position, outputs)
+            position.arguments = {}
+        elif last > first:
+            if type(outputs) is torch.Tensor and outputs._base is None and len(call.edges) == 1:
+                node = outputs.grad_fn
+                if node is not None and node._sequence_nr() >= first and id(node) not in position.arguments:
+                    position.carrier._backward_hooks = {0: call}
+                    node._register_hook_dict(position.carrier)
+            else:
+                _mark_outputs(call, position, outputs)
+            parent.edges += (first, last)
+
+
+@uncompiled
+def _mark_arguments(position: Position, arguments: list[Any]) -> None:
+    """Mark the nodes that created the arguments of an outermost call."""
+    if position.carrier is None:
+        position.carrier = torch.empty(0, device="cpu")
+    nodes = grad_nodes(arguments)
+    position.arguments = {id(node): node for node in nodes}
+    if graph_task() == -1:  # in a recompute, they belong to the graph that is run backward
+        for node in nodes:
+            if _LEFT not in node.metadata:
+                mark(node, _leave, position)
+
+
+@uncompiled
+def _leave_section(call: Frame, position: Position, arguments: list[Any], end: int) -> None:
+    """Mark the call's own nodes that created the arguments of a nested call, which begins at a sequence number."""
+    nodes = grad_nodes(arguments)
+    if call.visited is None and end > call.edges[-1] and end - 1 not in [node._sequence_nr() for node in nodes]:
+        call.visited = set()
+    call.enter_at(nodes, position)
+
+
+@uncompiled
+def _mark_outputs(call: Frame, position: Position, outputs: Any) -> None:
+    """Mark the call's own nodes that created its outputs."""
+    nodes = grad_nodes([outputs])
+    if call.parent is None:
+        for node in nodes:
+            if node._sequence_nr() >= call.edges[0] and id(node) not in position.arguments:
+                node.metadata[_LEFT] = True
+    call.enter_at(nodes, position)
+    call.marked = call.visited = None
 
 
 class Task:
@@ -336,7 +358,7 @@ def _begin_task(backend: Backend) -> None:
 @uncompiled
 def begin_following() -> None:
     """Make `ranges` follow calls into their backward passes, once torch is loaded."""
-    now.begin, now.end = begin, end
+    now.follow = follow
 
 
 def _patches() -> list[Patch]:

@@ -18,16 +18,14 @@ class Now:
         backend: Receives the ranges (`session.Backend`); None for nowhere.
         task: Returns the number of the running backward pass, or -1.
         grad: Returns whether gradients are enabled.
-        begin: Follows a call into the backward pass, from its begin: `backward.begin`, once torch is loaded.
-        end: Ends the call: `backward.end`, likewise.
+        follow: Calls a function and follows the call into the backward pass: `backward.follow`, once torch is loaded.
     """
 
     def __init__(self) -> None:
         self.backend: Any = None
         self.task: Callable[[], int] = lambda: -1
         self.grad: Callable[[], bool] = lambda: False
-        self.begin: Callable[[Position, Any, tuple[Any, ...], dict[str, Any], bool], Any]
-        self.end: Callable[[Position, Any, Any], None]
+        self.follow: Callable[[Position, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 now = Now()
@@ -136,30 +134,23 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     backend = now.backend
     if backend is None:
         return function(*args, **kwargs)
-    recomputes = now.task() != -1
-    range_ = block.recompute if recomputes else block.range
+    range_ = block.range if now.task() == -1 else block.recompute
     if range_.backend is not backend:
         backend.prepare(range_)
     range_.push()
     position = backend.thread.position
     owners = position.owners
     owners.append(block)
-    call = outputs = None
     try:
         if block.backward is not None and now.grad():
-            call = now.begin(position, block, args, kwargs, recomputes)
-        outputs = function(*args, **kwargs)
-        return outputs
+            return now.follow(position, block, function, args, kwargs)
+        return function(*args, **kwargs)
     finally:
-        try:
-            if call is not None:
-                now.end(position, call, outputs)
-        finally:
-            if now.backend is backend and owners and owners[-1] is block:
-                owners.pop()
-                backend.pop()
-            elif now.backend is not None:  # another one by now, or ranges that the function left open
-                now.backend.close(block)
+        if now.backend is backend and owners and owners[-1] is block:
+            owners.pop()
+            backend.pop()
+        elif now.backend is not None:  # another one by now, or ranges that the function left open
+            now.backend.close(block)
 
 
 class Layer(Block):
