@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from support.data import DATA
+
 from fuzz import mutate
 
-DATA = Path(__file__).parents[1] / "data"
 Spot = tuple[str, str]
 _FILE, _CAPTURE = "{file}", "{capture}"
 Chance = Callable[[Path, Path, random.Random], None]

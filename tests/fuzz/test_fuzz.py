@@ -1,11 +1,11 @@
 """The fuzzer: some cases of every kind. ``make fuzz`` runs 12,000."""
 
-import lzma
 import shutil
 import time
 from pathlib import Path
 
 import pytest
+from support.data import unpacked
 from support.lane import examples
 
 from fuzz import cases, fuzz, mutate
@@ -34,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     for rank in (0, 1):
         packed = DATA / f"ddp-gc.rank{rank}-2024.2.sqlite.xz"
-        (folder / f"run.rank{rank}.sqlite").write_bytes(lzma.decompress(packed.read_bytes()))
+        unpacked(packed, folder / f"run.rank{rank}.sqlite")
     return folder
 
 

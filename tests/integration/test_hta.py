@@ -6,17 +6,16 @@ HTA has dependencies of its own, so it runs in a Python of its own: set NVPROF_K
 
 import gzip
 import json
-import lzma
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.captures import as_kineto
+from support.data import unpacked
 
 import nvprof_kit
 
-DATA = Path(__file__).parents[1] / "data"
 PYTHON = os.environ.get("NVPROF_KIT_HTA_PYTHON")
 ASK = """
 import json, sys
@@ -35,7 +34,7 @@ print(json.dumps({**{name: float(times[name]) for name in times.index}, "overlap
 )
 def test_the_same_times(capture, tmp_path):
     plain, trace = tmp_path / f"run{Path(capture).suffix}", tmp_path / "rank0.json.gz"
-    plain.write_bytes(lzma.decompress((DATA / f"{capture}.xz").read_bytes()))
+    unpacked(f"{capture}.xz", plain)
     if plain.suffix == ".sqlite":
         as_kineto.write(plain, trace)
     else:

@@ -4,20 +4,18 @@ import ast
 import inspect
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from support.captures.nsys_file import NsysFile
 from support.cli import execute
+from support.data import ROOT
 from support.golden import with_columns_of
 
 import nvprof_kit
 from nvprof_kit import Finding
 from nvprof_kit._cli import group
-
-ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import nvprof_kit

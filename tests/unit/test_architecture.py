@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.cli import execute
+from support.data import DATA
 
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
-DATA = Path(__file__).parents[1] / "data"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FOUNDATION = {"names", "errors", "issues", "_findings", "_toml"}

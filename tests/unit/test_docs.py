@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from support.data import ROOT
 
 from nvprof_kit._cli import group
 
@@ -17,7 +18,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "recipes" / "README.md"])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

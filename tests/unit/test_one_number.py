@@ -4,15 +4,14 @@ import json
 import lzma
 import re
 import sqlite3
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit import Capture, StepOptions
 
-DATA = Path(__file__).parents[1] / "data"
 CAPTURES = sorted([*DATA.glob("*.sqlite.xz"), *DATA.glob("kineto/*.json.xz"), *DATA.glob("profiler/*.json.xz")])
 PARTS = {
     "forward": ("forward",),
@@ -149,8 +148,7 @@ def test_times_of_a_pytorch_trace_count_from_its_first_event(path):
 
 @pytest.mark.parametrize("path", [path for path in CAPTURES if ".sqlite" in path.name], ids=lambda path: path.name)
 def test_the_whole_capture_is_what_sql_counts(path, tmp_path):
-    plain = tmp_path / path.stem
-    plain.write_bytes(lzma.decompress(path.read_bytes()))
+    plain = unpacked(path, tmp_path / path.stem)
     tables = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
     total, count = 0, 0
     with sqlite3.connect(f"file:{plain}?mode=ro", uri=True) as db:

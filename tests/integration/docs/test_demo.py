@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import execute
-
-ROOT = Path(__file__).parents[3]
+from support.data import ROOT
 
 
 @pytest.fixture

@@ -2,16 +2,15 @@
 
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data import ROOT
 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("ipykernel")
 pytest.importorskip("mkdocs")
 
-ROOT = Path(__file__).parents[3]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 sys.path.insert(0, str(ROOT / "docs"))
 import hooks  # noqa: E402  # of the site itself

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.cli import execute
+from support.data import ROOT
 
 import nvprof_kit
 
-ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "docs"))
-import generate  # noqa: E402  # of the site itself
+import generate  # of the site itself
 
 
 @pytest.fixture(scope="module")

@@ -3,20 +3,19 @@
 import csv
 import hashlib
 import io
-import lzma
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.cli import execute
+from support.data import unpacked
 from support.nsys import run_nsys
 from support.recipes import run
 
 import nvprof_kit
 
 pytestmark = pytest.mark.nsys
-DATA = Path(__file__).parents[2] / "data"
 OLD_NAMES = {"cuda_gpu_kern_gb_sum": "gpukernsum", "nvtx_pushpop_sum": "nvtxppsum"}
 """What nsys 2022.4 calls its summaries."""
 
@@ -37,9 +36,7 @@ def summary(nsys: str, report: str, path: Path) -> list[dict[str, str]]:
 @pytest.fixture
 def capture(tmp_path: Path) -> Path:
     """An H200 capture as nsys exported it."""
-    path = tmp_path / "run.sqlite"
-    path.write_bytes(lzma.decompress((DATA / "llama-2023.4.sqlite.xz").read_bytes()))
-    return path
+    return unpacked("llama-2023.4.sqlite.xz", tmp_path / "run.sqlite")
 
 
 @pytest.mark.every_nsys

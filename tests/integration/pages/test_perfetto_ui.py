@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from support.browser import browser
 from support.captures.nsys_file import NsysFile
+from support.cli import run
 from support.perfetto_ui import PerfettoUi, opened_in_perfetto, web_files
 
 import nvprof_kit
-from nvprof_kit._cli import main
 
 TESTS = Path(__file__).parents[2]
 DOCUMENTED = (TESTS.parent / "docs" / "report.md").read_text(encoding="utf-8").split("```sql\n")[1].split("```")[0]
@@ -30,9 +30,7 @@ def chromium() -> Iterator[Any]:
 
 def exported(capture: Path, folder: Path, suffix: str = "json.gz") -> Path:
     trace = folder / f"trace.{suffix}"
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(capture), "-o", str(trace)])
-    assert ended.value.code == 0
+    assert run("export", str(capture), "-o", str(trace)) == 0
     return trace
 
 
@@ -93,8 +91,7 @@ def test_hostile_names_stay_names(chromium, tmp_path):
 def test_ranks_of_a_job_stand_aligned(chromium, tmp_path):
     captures = [str(TESTS / "data" / "ranks" / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz") for rank in (0, 1)]
     trace = tmp_path / "job.json.gz"
-    with pytest.raises(SystemExit, match="0"):
-        main(["export", *captures, "-o", str(trace)])
+    assert run("export", *captures, "-o", str(trace)) == 0
     ended = """
         SELECT substr(process.name, 1, 6), slice.ts + slice.dur FROM slice
           JOIN thread_track ON slice.track_id = thread_track.id JOIN thread USING (utid) JOIN process USING (upid)

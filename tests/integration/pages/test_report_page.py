@@ -9,21 +9,19 @@ import pytest
 from support.browser import opened
 from support.captures.nsys_file import NsysFile
 from support.captures.nsys_memory import Allocations, carry
+from support.cli import run
+from support.data import DATA
 from support.lane import FULL
 
 import nvprof_kit
-from nvprof_kit._cli import main
 
-DATA = Path(__file__).parents[2] / "data"
 EVIL = '<script>alert("x")</script>'
 QUOTES = """a"b'c`d</textarea></script><!--<img src=x onerror=alert(1)>{{7*7}}${1}&amp;\\u003c"""
 LONG = "k<b>" * 2500
 
 
 def report(path: Path, *captures: object) -> Path:
-    with pytest.raises(SystemExit) as ended:
-        main(["report", *map(str, captures), "-o", str(path)])
-    assert ended.value.code == 0
+    assert run("report", *map(str, captures), "-o", str(path)) == 0
     return path
 
 

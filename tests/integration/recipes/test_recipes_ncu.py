@@ -4,7 +4,6 @@ The golden file holds command lines as `--dry-run` prints it where there is no n
 names real ncu executables, separated by os.pathsep; they need no GPU for these tests.
 """
 
-import lzma
 import os
 import re
 import shlex
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.cli import NVPROF_KIT, execute, execute_here
+from support.data import DATA, ROOT, unpacked
 
-ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes" / "ncu"
 SETS = sorted(RECIPES.joinpath("sets").glob("*.txt"))
 CHIPS = {"sm_80": "ga100", "sm_89": "ad102", "sm_90": "gh100", "sm_100": "gb100", "sm_120": "gb202"}
@@ -406,8 +405,8 @@ def test_a_report_is_read_without_a_gpu(ncu, tmp_path):
     """What this ncu prints of a report of another release is read as what that one printed."""
     from nvprof_kit._trace.open import open_ncu
 
-    data = ROOT / "tests/data/ncu"
-    (tmp_path / "own.ncu-rep").write_bytes(lzma.decompress((data / "own-2025.3.ncu-rep.xz").read_bytes()))
+    data = DATA / "ncu"
+    unpacked(data / "own-2025.3.ncu-rep.xz", tmp_path / "own.ncu-rep")
     command = [ncu, "--import", "own.ncu-rep", "--page", "raw", "--csv", "--print-units", "base"]
     done = execute(*command, cwd=tmp_path, check=True)
     if "2022.3" in execute(ncu, "--version", check=True).stdout:

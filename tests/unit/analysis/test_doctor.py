@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 from nvprof_kit._analysis.doctor import examine_captures
 from nvprof_kit._cli import group
@@ -14,7 +15,6 @@ from nvprof_kit._trace.nsys.health import CaptureHealth, read_health
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import Losses
 
-DATA = Path(__file__).parents[2] / "data"
 KERNELS, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 WELL = CaptureHealth(
     path="run.sqlite",

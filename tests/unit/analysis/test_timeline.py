@@ -1,20 +1,17 @@
 """The timeline: layers as runs of operations over streams, CPU ranges, idle gaps, and the length of steps."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.data import DATA
 
 from nvprof_kit._analysis.attribution.attribution import Operations, attribute
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.timeline import _parts, timeline
 from nvprof_kit._api.capture import NEEDS
 from nvprof_kit._trace.open import open_capture
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.mark.parametrize("name", ["slow-2024.2", "ddp.rank0-2024.2", "llama-2023.4", "generate-2024.2"])

@@ -1,15 +1,14 @@
 """Ten natural questions of docs/how-to/ask-in-python.md, asked as the page asks them."""
 
-import lzma
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data import ROOT, unpacked
 
 import nvprof_kit
 
-ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data"
 PAGE = (ROOT / "docs" / "how-to" / "ask-in-python.md").read_text(encoding="utf-8")
 
@@ -17,8 +16,8 @@ PAGE = (ROOT / "docs" / "how-to" / "ask-in-python.md").read_text(encoding="utf-8
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("captures")
-    for name, data in (("run", "slow-2024.2"), ("after", "slow-2024.2")):
-        (place / f"{name}.sqlite").write_bytes(lzma.decompress((DATA / f"{data}.sqlite.xz").read_bytes()))
+    for name in ("run", "after"):
+        unpacked("slow-2024.2.sqlite.xz", place / f"{name}.sqlite")
     return place
 
 

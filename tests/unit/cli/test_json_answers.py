@@ -1,17 +1,15 @@
 """Every answer in json describes its columns, and says why a value is missing."""
 
 import json
-import lzma
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit._cli import group
 
-DATA = Path(__file__).parents[2] / "data"
 LOG = """[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_dur=0.840809s, cuda_dur=830.512ms
 [RANK 0] forward, start=1716182685.282194, end=1716182686.123003, cpu_dur=0.840809s, cuda_dur=830.512ms
 """
@@ -58,10 +56,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "timer_rank0.log").write_text(LOG)
     (folder / "timer_rank1.log").write_text(LOG.replace("RANK 0", "RANK 1"))
-    plain = folder / "gpt2.sqlite"
-    plain.write_bytes(lzma.decompress((DATA / "gpt2-2023.4.sqlite.xz").read_bytes()))
-    pickle = folder / "run.pickle"
-    pickle.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    plain = unpacked("gpt2-2023.4.sqlite.xz", folder / "gpt2.sqlite")
+    pickle = unpacked("snapshots/run-2.11.pickle.xz", folder / "run.pickle")
     return {"LOGS": str(folder), "PLAIN": str(plain), "PICKLE": str(pickle)}
 
 

@@ -2,21 +2,19 @@
 
 import csv
 import io
-import lzma
 import pickle
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.captures.nsys_file import NsysFile
+from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit import StepOptions
 from nvprof_kit._cli import group
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, in_order, printed
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture
@@ -186,7 +184,7 @@ JOB = " ".join(f"ranks/ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)
 def test_ranked_tables_fold_too(line, said, into, tmp_path, monkeypatch):
     """Tables that are ranked by cost and have other columns beside the layer."""
     monkeypatch.chdir(tmp_path)
-    Path("run.pickle").write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    unpacked("snapshots/run-2.11.pickle.xz", Path("run.pickle"))
     words = on_data(line)
     folded = table(*words, "--fold")
     assert all(one in folded for one in said)
@@ -234,8 +232,7 @@ def test_metrics_timers_memory_and_plots_of_some_steps(capture, tmp_path):
     (row,) = rows("timers", str(tmp_path), "--steps", "+4:")
     assert row["calls"] == "1"
 
-    pickled = tmp_path / "run.pickle"
-    pickled.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
+    pickled = unpacked("snapshots/run-2.11.pickle.xz", tmp_path / "run.pickle")
     by_step = rows("memory", str(pickled), "--by", "step")
     assert len(by_step) > 1 and rows("memory", str(pickled), "--by", "step", "--steps", "+1:") == by_step[1:]
 

@@ -6,15 +6,15 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli import run
+from support.data import DATA
 
 import nvprof_kit
-from nvprof_kit._cli import group, main
+from nvprof_kit._cli import group
 
-DATA = Path(__file__).parents[2] / "data"
 SKILL = nvprof_kit.recipes_folder() / "SKILL.md"
 TEXT = SKILL.read_text(encoding="utf-8")
 COMMANDS = dict(re.findall(r"^## (.+\?)\n\n```sh\n(.+)\n```$", TEXT, re.MULTILINE))
@@ -29,9 +29,7 @@ def ask(capsys: pytest.CaptureFixture[str], question: str, *captures: str) -> tu
     words = [
         str(DATA / f"{files[word]}.sqlite.xz") if word in files else word for word in shlex.split(COMMANDS[question])
     ]
-    with pytest.raises(SystemExit) as ended:
-        main(words[1:])
-    return int(ended.value.code or 0), *capsys.readouterr()
+    return run(*words[1:]), *capsys.readouterr()
 
 
 def rows_of(out: str) -> Rows:
@@ -109,6 +107,4 @@ def test_ten_questions_with_a_command_each(capsys):
     assert {shlex.split(command)[1] for command in COMMANDS.values()} <= set(group.commands)
     head = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", TEXT)
     assert head is not None and len(head[1]) <= 64 and len(head[2]) <= 1024
-    with pytest.raises(SystemExit) as ended:
-        main(["recipes"])
-    assert not ended.value.code and capsys.readouterr().out == f"{SKILL.parent}\n"
+    assert run("recipes") == 0 and capsys.readouterr().out == f"{SKILL.parent}\n"

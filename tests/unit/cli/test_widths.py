@@ -2,7 +2,6 @@
 
 import io
 import json
-import lzma
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
+from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
@@ -18,7 +18,6 @@ from nvprof_kit._report.text.table import Grid, print_to
 from nvprof_kit._result.result import Result
 from nvprof_kit.issues import in_order
 
-DATA = Path(__file__).parents[2] / "data"
 WIDTHS = (60, 80, 100, 120)
 
 
@@ -27,9 +26,7 @@ def opened(name: str) -> nvprof_kit.Capture:
 
 
 def _memory(folder: Path) -> Result:
-    path = folder / "run.pickle"
-    path.write_bytes(lzma.decompress((DATA / "snapshots" / "run-2.11.pickle.xz").read_bytes()))
-    return open_snapshot(path).memory()
+    return open_snapshot(unpacked("snapshots/run-2.11.pickle.xz", folder / "run.pickle")).memory()
 
 
 def _timers(folder: Path) -> Result:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.data import DATA
 
 from nvprof_kit._cli import group
 from nvprof_kit.errors import CaptureError, NvprofKitError
 
-DATA = Path(__file__).parents[2] / "data"
 NSYS = "an SQLite file, as nsys exports: `nvprof-kit layers` and similar commands read it"
 TRACE = "a PyTorch trace: `nvprof-kit layers` and similar commands read it"
 SAID = {

@@ -5,16 +5,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.cli import execute
+from support.data import ROOT
 from support.torch_release import STACKS
 
 import nvprof_kit
 from nvprof_kit.integrations.annotate import SITE, environment
-
-ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import sys

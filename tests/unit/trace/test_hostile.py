@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data import unpacked
 
 import nvprof_kit
 from nvprof_kit._api.capture import read_rules
@@ -16,9 +17,6 @@ from nvprof_kit._trace.flops_file import read_flops
 from nvprof_kit._trace.open import open_capture, open_ncu, open_snapshot
 from nvprof_kit._trace.timer_log import read_timer_logs
 from nvprof_kit.errors import CaptureError
-
-DATA = Path(__file__).parents[2] / "data"
-
 
 # ---------------------------------------------------------------- Kineto
 
@@ -135,7 +133,7 @@ def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path, read):
 
 def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
     pytest.importorskip("ncu_report")
-    (tmp_path / "own.ncu-rep").write_bytes(lzma.decompress((DATA / "ncu/own-2025.3.ncu-rep.xz").read_bytes()))
+    unpacked("ncu/own-2025.3.ncu-rep.xz", tmp_path / "own.ncu-rep")
     (tmp_path / "json.py").write_text("open('it-ran', 'w')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 import nvprof_kit
 
@@ -18,9 +19,6 @@ def test_the_first_step_of_a_pipelined_engine_starts_on_the_gpu(file, range_end,
     file.kernel(850, 900, launched=(200, 210))
     file.kernel(950, 1000, launched=(220, 230))
     assert nvprof_kit.open(file.write()).steps["wall_ns"].tolist() == [wall_ns]
-
-
-DATA = Path(__file__).parents[3] / "data"
 
 
 def steps_of(tmp_path: Path, lengths: tuple[int, ...], loading: dict[int, int] | None = None) -> nvprof_kit.Capture:

@@ -1,6 +1,5 @@
 """Where the time of a step goes: tiny captures with their arithmetic, real ones against brute force and golden data."""
 
-import lzma
 import sqlite3
 from math import isnan
 from pathlib import Path
@@ -13,12 +12,12 @@ from hypothesis import strategies as st
 from support.brute_force import breakdown as brute
 from support.captures.kineto_file import Event, event, kernel, write
 from support.captures.nsys_file import START_END, NsysFile
+from support.data import DATA, unpacked
 from support.lane import examples
 
 import nvprof_kit
 from nvprof_kit import Breakdown
 
-DATA = Path(__file__).parents[3] / "data"
 PARTS = ["compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"]
 
 
@@ -165,8 +164,7 @@ REAL = [*list(GOLDEN)[:6], "checkpoint-2023.4", "pipeline.rank1-2024.2"]
 
 @pytest.mark.parametrize("capture", REAL)
 def test_a_real_capture_against_brute_force(capture, tmp_path):
-    plain = tmp_path / "plain.sqlite"
-    plain.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
+    plain = unpacked(f"{capture}.sqlite.xz", tmp_path / "plain.sqlite")
     steps = nvprof_kit.open(plain).breakdown().steps
     ops = brute.operations(plain)
     for row in steps.to_dict("records"):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 import nvprof_kit
 
-DATA = Path(__file__).parents[3] / "data"
 MOVED = ["ops", "bytes", "exposed_bytes", "ranks", "algorithm_gb_per_s", "bus_gb_per_s"]
 
 

@@ -1,6 +1,5 @@
 """Two captures compared: what is a change, what is variation, what cannot be compared, and the gates."""
 
-import lzma
 import sqlite3
 import subprocess
 from collections.abc import Sequence
@@ -15,12 +14,12 @@ from bench.bench_diff import LAWS, Program, rates
 from support.captures.kineto_file import event, write
 from support.captures.nsys_file import NsysFile
 from support.cli import execute_here
+from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit import Capture, Diff, StepOptions
 from nvprof_kit.errors import CaptureError, UsageError
 
-DATA = Path(__file__).parents[3] / "data"
 STEADY = (100, 101, 99, 102, 98, 100)
 
 
@@ -392,12 +391,9 @@ def test_a_stall_in_ten_steps_is_trimmed_one_step_bounds_nothing_and_a_new_layer
     assert added["verdict"] == "new" and np.isnan([added["change"], added["error"], added["at_most"]]).all()
 
 
-DATA_EFFECTS = Path(__file__).parents[3] / "data" / "same"
-
-
 @cache
 def run(number: int) -> nvprof_kit.Capture:
-    return nvprof_kit.open(DATA_EFFECTS / f"llama{number}-2024.2.sqlite.xz")
+    return nvprof_kit.open(DATA / f"same/llama{number}-2024.2.sqlite.xz")
 
 
 def test_no_gate_fails_between_runs_of_one_program():
@@ -414,7 +410,7 @@ def test_no_gate_fails_between_runs_of_one_program():
 
 def slower(path: Path, number: int, layer: str, times: float) -> Path:
     """A run in which all kernels of a layer, forward and backward, take longer by a factor."""
-    path.write_bytes(lzma.decompress((DATA_EFFECTS / f"llama{number}-2024.2.sqlite.xz").read_bytes()))
+    unpacked(f"same/llama{number}-2024.2.sqlite.xz", path)
     text = "coalesce(n.text, (SELECT value FROM StringIds WHERE id = n.textId))"
     with sqlite3.connect(path) as db:
         db.execute(

@@ -258,38 +258,6 @@ def test_ncu_plan_prefers_the_kernels_with_most_time_above_their_limit(tmp_path)
     assert mlp.above_limit_ns == pytest.approx(mlp.gpu_ns - limit_ns, rel=1e-6)
 
 
-def test_the_recompute_of_a_block_inside_its_last_module(file, tmp_path):
-    ranges = [
-        ("m", "forward", None, 1),
-        ("block", "forward", 0, 1),
-        ("block.mlp", "forward", 1, 1),
-        ("m", "backward", None, 1),
-        ("block", "backward", 3, 1),
-        ("block.mlp", "backward", 4, 1),
-        ("block", "recompute", 5, 1),
-        ("block.mlp", "recompute", 6, 1),
-        ("block.attn", "backward", 4, 1),
-        ("block.mlp", "recompute", 5, 1),  # a checkpoint of its own inside the block's
-    ]
-    work = [(2, "bf16", 10), (5, "bf16", 20), (6, "bf16", 5), (7, "bf16", 10), (8, "bf16", 30), (9, "bf16", 7)]
-    counts(tmp_path / "run.flops.json", ranges, work)  # of the 42 in the range of the MLP's backward 22 are a recompute
-    times = [(0, 90), (10, 80), (20, 70), (100, 300), (110, 290), (120, 220), (130, 200), (150, 180), (230, 280)]
-    times.append((202, 208))
-    for (text, phase, *_), (start, end) in zip(ranges, times, strict=True):
-        file.range_(text if phase == "forward" else f"{text} {phase}", start, end, category=phase)
-    for number, (launch, length) in enumerate([(30, 10), (210, 40), (140, 5), (160, 10), (240, 60), (204, 7)]):
-        begin = 1000 + 100 * number
-        file.kernel(begin, begin + length, launched=(launch, launch + 1), name="gemm")
-    result = nvprof_kit.open(file.write()).flops(tmp_path / "run.flops.json", peak=ONE)
-    figures = {key: (row["gpu_busy_ns"], row["flops"], row["hfu"], row["mfu"]) for key, row in table(result).items()}
-    assert figures["block.mlp", "backward"] == pytest.approx((40, 20, 0.5, 0.5))
-    assert figures["block.mlp", "recompute"] == pytest.approx((17, 17, 1, 0))
-    assert figures["block", "recompute"] == pytest.approx((22, 22, 1, 0))  # its own 5, and the MLP's 17
-    assert figures["block", "backward"] == pytest.approx((100, 50, 0.5, 0.5)) == figures["m", "backward"]
-    assert (result.totals.flops, result.totals.model_flops) == (82, 60)
-    assert not result.rows["note"].any()
-
-
 @pytest.mark.parametrize(
     ("counted", "least"),
     [([(1, "bf16", 50), (3, "bf16", 50)], True), ([(1, "bf16", 50), (3, "bf16", 50), (4, "bf16", 50)], False)],

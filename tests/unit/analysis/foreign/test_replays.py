@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from support.captures.kineto_file import event, write
+from support.data import DATA
 
 import nvprof_kit
 
-DATA = Path(__file__).parents[3] / "data"
 BLOCK = ("rms_norm", "gemm_qkv", "flash_fwd", "gemm_out", "memset", "gemm_up")
 """What a block launches: in its attention until the first matrix product after it, then in its MLP."""
 

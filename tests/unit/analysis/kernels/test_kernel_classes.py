@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 import nvprof_kit
 from nvprof_kit.errors import UsageError
@@ -16,7 +17,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-DATA = Path(__file__).parents[3] / "data"
 RULES = tomllib.loads((Path(nvprof_kit.__file__).parent / "_analysis/kernels/classes.toml").read_text())["kernel"]
 
 

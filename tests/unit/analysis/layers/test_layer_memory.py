@@ -1,7 +1,5 @@
 """Memory of the layers: what their ranges carry, and CUDA's own allocations, by hand and on a real capture."""
 
-import lzma
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 from support.captures.nsys_memory import Allocations, carry
+from support.data import DATA, unpacked
 from support.lane import examples
 
 import nvprof_kit
@@ -17,7 +16,6 @@ from nvprof_kit._analysis.layers.profile import layer_profile
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
-DATA = Path(__file__).parents[3] / "data"
 MAIN, BACKWARD = 7, 8
 MEMORY = [name for name in nvprof_kit.Layers.columns["layers"] if name.startswith(("memory_", "cuda_"))]
 
@@ -108,9 +106,7 @@ def test_a_real_capture():
 
 @pytest.mark.parametrize("name", ["llama-2023.4", "checkpoint-2023.4", "checkpoint-reentrant-2023.4"])
 def test_real_captures_lose_nothing(name, tmp_path):
-    plain = tmp_path / "run.sqlite"
-    with lzma.open(DATA / f"{name}.sqlite.xz") as packed, plain.open("wb") as out:
-        shutil.copyfileobj(packed, out)
+    plain = unpacked(f"{name}.sqlite.xz", tmp_path / "run.sqlite")
     trace = open_capture(plain, optional=("name",))
     blocks = {f"model.layers.{number}": "Block" for number in range(4)}
     profile = layer_profile(trace, blocks)

@@ -1,7 +1,6 @@
 """Every number of the per-layer table of real captures, against an independent computation."""
 
 import itertools
-import lzma
 import tempfile
 from itertools import count
 from pathlib import Path
@@ -13,11 +12,11 @@ from hypothesis import strategies as st
 from support.brute_force.layers import BruteForce
 from support.captures.as_folder import as_folder
 from support.captures.nsys_file import PUSH_POP, SCHEMAS, START_END, NsysFile, thread
+from support.data import DATA, unpacked
 from support.lane import examples
 
 import nvprof_kit
 
-DATA = Path(__file__).parents[3] / "data"
 CAPTURES = sorted(DATA.glob("*.sqlite.xz"))
 GRAPHS = ("graph-2", "hooks-graph", "compile-graphs")
 NUMBERS = ["calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "gpu_busy_ns", "cpu_ns"]
@@ -32,8 +31,7 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module", params=CAPTURES, ids=lambda path: path.name.removesuffix(".sqlite.xz"))
 def capture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    plain = tmp_path_factory.mktemp("captures") / request.param.stem
-    plain.write_bytes(lzma.decompress(request.param.read_bytes()))
+    plain = unpacked(request.param, tmp_path_factory.mktemp("captures") / request.param.stem)
     return Case(plain, BruteForce(plain))
 
 

@@ -1,7 +1,6 @@
 """Snapshots in, who held the memory out."""
 
 import io
-import lzma
 import pickle
 import re
 from dataclasses import replace
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.brute_force.caching_allocator import Replay
 from support.captures.snapshot_file import SnapshotFile, training
+from support.data import unpacked
 from support.lane import examples
 
 from nvprof_kit import Memory, MemorySnapshot, open_snapshot
@@ -140,7 +140,7 @@ MEMORY_RESERVED = 203_423_744
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("snapshots")
     for packed in DATA.glob("*.pickle.xz"):
-        (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
+        unpacked(packed, folder / packed.stem)
     return folder
 
 

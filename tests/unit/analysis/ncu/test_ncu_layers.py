@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from support.data import ROOT
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
@@ -278,7 +279,6 @@ def test_ceilings_of_tensor_cores_are_dense(more, tensor, tmp_path):
     assert ceilings(measured.layers()) == {"DRAM": "6.0", "FP32": "32", **tensor}
 
 
-ROOT = Path(__file__).parents[4]
 LISTED = ROOT / "tests" / "data" / "ncu" / "metrics-2025.3.1.txt.xz"
 CHIPS = {
     "sm_80": ("ga100", "ga102"),

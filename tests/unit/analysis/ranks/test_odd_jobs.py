@@ -9,16 +9,15 @@ import pytest
 from support.captures.kineto_file import event, kernel, write
 from support.captures.nsys_file import NsysFile
 from support.captures.tiny_ranks import AR, MS
+from support.data import DATA, unpacked
 
 from nvprof_kit import open_job
 
-RANKS = Path(__file__).parents[3] / "data" / "ranks"
+RANKS = DATA / "ranks"
 
 
-def unpacked(folder: Path, name: str, rank: int) -> Path:
-    file = folder / f"{name}.rank{rank}.sqlite"
-    file.write_bytes(lzma.decompress((RANKS / f"{name}.rank{rank}-2024.2.sqlite.xz").read_bytes()))
-    return file
+def capture_of(folder: Path, name: str, rank: int) -> Path:
+    return unpacked(RANKS / f"{name}.rank{rank}-2024.2.sqlite.xz", folder / f"{name}.rank{rank}.sqlite")
 
 
 def keep_steps(file: Path, first: int, last: int) -> None:
@@ -44,7 +43,7 @@ def keep_steps(file: Path, first: int, last: int) -> None:
 @pytest.mark.parametrize(("name", "place"), [("early", (0, 1)), ("later", (2, 3))])
 def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path, name, place):
     """Half of the steps have rank 0 alone: they tell nobody's lateness, and are no steps without a fault."""
-    files = [unpacked(tmp_path, "tensor-host", rank) for rank in (0, 1)]
+    files = [capture_of(tmp_path, "tensor-host", rank) for rank in (0, 1)]
     keep_steps(files[1], *place)
     job = open_job(files)
     assert (job.verdict.rank, job.verdict.layer, job.verdict.cause) == (1, "model.layers.2.self_attn", "slow_host")
@@ -54,7 +53,7 @@ def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path, name, place):
 
 def test_other_windows_of_one_run_are_said(tmp_path):
     """Both windows have the run's id; nothing fits, and a rank that is not aligned is no reason to fail."""
-    files = [unpacked(tmp_path, name, rank) for rank, name in enumerate(("ddp-layer", "ddp-none"))]
+    files = [capture_of(tmp_path, name, rank) for rank, name in enumerate(("ddp-layer", "ddp-none"))]
     job = open_job(files)
     assert job.verdict.sentence == "no verdict: the ranks share no collective in a step"
     assert any("2 ranks have no step in common with another one" in one for one in job.warnings)

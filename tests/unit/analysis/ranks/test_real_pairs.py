@@ -1,21 +1,21 @@
 """Real captures of two ranks, against an independent computation of who came last and for how long."""
 
 import json
-import lzma
-import shutil
 from functools import cache
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support import data
 from support.brute_force.ranks import Pair, events, late, late_in_both, late_in_traces
+from support.data import DATA
 
 from nvprof_kit import Job, RankTable, open_job
 from nvprof_kit._cli import group
 from nvprof_kit.errors import UsageError
 
-DATA = Path(__file__).parents[3] / "data"
-FOLDERS = (DATA / "ranks", DATA)
+RANKS = DATA / "ranks"
+FOLDERS = (RANKS, DATA)
 PAIRS = sorted({path.name.split(".rank")[0] for folder in FOLDERS for path in folder.glob("*.rank1-2024.2.sqlite.xz")})
 """All pairs of captures that the repository has."""
 
@@ -54,8 +54,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in (0, 1):
             file = f"{name}.rank{rank}-2024.2.sqlite.xz"
             found = next(place / file for place in FOLDERS if (place / file).exists())
-            with lzma.open(found) as packed, (folder / f"{name}.rank{rank}.sqlite").open("wb") as plain:
-                shutil.copyfileobj(packed, plain)
+            data.unpacked(found, folder / f"{name}.rank{rank}.sqlite")
     return folder
 
 
@@ -108,8 +107,7 @@ def test_one_rank_under_nsys_and_the_other_recorded(tmp_path, files, planted):
     paths = [DATA / "ranks" / "mixed" / name for name in files]
     for number, path in enumerate(paths):
         if path.suffix == ".sqlite":
-            paths[number] = tmp_path / path.name
-            paths[number].write_bytes(lzma.decompress(path.with_suffix(".sqlite.xz").read_bytes()))
+            paths[number] = data.unpacked(path.with_suffix(".sqlite.xz"), tmp_path / path.name)
     job = open_job(paths)
     assert {tool.split()[0] for tool in job.ranks["tool"]} == {"PyTorch", "nsys"}
     compare(job, late_in_both(*paths), tolerance=20_000)
@@ -157,9 +155,6 @@ def test_the_json_contract(unpacked, tmp_path):
     assert all(isinstance(row["wait_ns"], int) for row in said["waits"])
     assert {"layer", "phase", "rank", "median_ns"} <= set(said["layers"][0])
     assert sum(row["wait_ns"] for row in said["charges"]) == sum(row["wait_ns"] for row in said["waits"])
-
-
-RANKS = Path(__file__).parents[3] / "data" / "ranks"
 
 
 @pytest.fixture(scope="module")

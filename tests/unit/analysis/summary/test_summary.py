@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.captures.nsys_file import PID, NsysFile, thread
+from support.data import DATA
 
 import nvprof_kit
 from nvprof_kit import Summary
 from nvprof_kit._cli import group
-
-DATA = Path(__file__).parents[3] / "data"
 
 
 def small(path: Path) -> Path:

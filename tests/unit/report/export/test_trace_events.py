@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 import nvprof_kit
 
-DATA = Path(__file__).parents[3] / "data"
 ARGUMENTS = ("layer", "phase", "step", "ns")
 CAPTURES = ["llama-2023.4", "graph-2023.4", "checkpoint-2023.4", "hooks-ddp-2024.2"]
 

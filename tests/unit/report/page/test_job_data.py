@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.captures.synthetic_job import Fault, SyntheticJob, write_maps
+from support.cli import run
 from support.page import column, data_of
 
 from nvprof_kit import Job, open_job
-from nvprof_kit._cli import main
 from nvprof_kit.errors import UsageError
 
 
@@ -84,9 +84,7 @@ def test_of_more_ranks_than_columns_neighbours_share_one(job, monkeypatch):
 def test_the_page_from_the_command_line(job, tmp_path):
     write_maps(SyntheticJob(rows=1, columns=2, steps=2), tmp_path / "maps", 2)
     page = tmp_path / "job.html"
-    with pytest.raises(SystemExit, match="0"):
-        main(["ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "1"])
+    assert run("ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "1") == 0
     text = page.read_text("utf-8")
     assert data_of(text.encode())["ranks"] == [1] and "default-src 'none'" in text
-    with pytest.raises(SystemExit, match="2"):
-        main(["ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "one"])
+    assert run("ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "one") == 2

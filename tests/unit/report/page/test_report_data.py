@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.cli import run
+from support.data import DATA
 from support.page import data_of, unpacked
 
 import nvprof_kit
-from nvprof_kit._cli import main
 from nvprof_kit.errors import UsageError
-
-DATA = Path(__file__).parents[3] / "data"
 
 
 @pytest.fixture
@@ -65,24 +64,6 @@ def test_the_drawn_timeline(capture):
     assert unpacked(data, steps["phases"]) == {"forward": [700], "other": [100]}
 
 
-def test_every_step_can_be_chosen_with_its_own_idle_time(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
-    for step, length in enumerate((100, 200, 300)):
-        begin = 1000 * step
-        file.range_(f"step {step}", begin, begin + 500, category="step", payload=step)
-        file.range_("a", begin + 10, begin + 90, category="forward")
-        file.kernel(begin + 100, begin + 100 + length, launched=(begin + 12, begin + 13))
-    capture = nvprof_kit.open(file.write())
-    steps = data_of(capture.report().data)["timeline"]["steps"]
-    # of 500 ns each: 400, 300 and 200 without an operation
-    assert sorted((step["start"], step["length"], step["idle"]["0"]) for step in steps) == [
-        (1000 * step, 500, f"GPU 0: idle {idle} % of the time, in 2 gaps")
-        for step, idle in enumerate(("80.0", "60.0", "40.0"))
-    ]
-    one = data_of(capture.report(steps=1).data)
-    assert [step["step"] for step in one["timeline"]["steps"]] == unpacked(one, one["bySteps"])["number"] == [1]
-
-
 def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("a", 0, 900_000, category="forward")
@@ -131,12 +112,10 @@ def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path):
     file.kernel(1000, 1300, launched=(30, 31), name="ampere_sgemm")
     file.kernel(1400, 1500, launched=(40, 41), name="frobnicate")
     capture, page, own = str(file.write()), tmp_path / "page.html", tmp_path / "own.toml"
-    with pytest.raises(SystemExit, match="0"):
-        main(["report", capture, "-o", str(page)])
+    assert run("report", capture, "-o", str(page)) == 0
     assert "1 kernel names, 25.0 % of the time, matched no class rule" in page.read_text("utf-8")
     own.write_text('[[kernel]]\nname = "own"\nclass = "softmax"\nmatch = "frob"\n')
-    with pytest.raises(SystemExit, match="0"):
-        main(["report", capture, "-o", str(page), "--rules", str(own)])
+    assert run("report", capture, "-o", str(page), "--rules", str(own)) == 0
     text = page.read_text("utf-8")
     assert "matched no class rule" not in text and '<th scope="row">softmax</th>' in text
 

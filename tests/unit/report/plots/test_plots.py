@@ -1,16 +1,13 @@
 """The pictures of a capture in time and of a roofline: what is drawn, and what is written on it."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 import nvprof_kit
 from nvprof_kit.errors import UsageError
-
-DATA = Path(__file__).parents[3] / "data"
 
 
 def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path):

@@ -11,6 +11,7 @@ import rich.jupyter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 import nvprof_kit
 
@@ -163,9 +164,6 @@ def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end(capture, monkeypatch):
         monkeypatch.setenv("COLUMNS", columns)
         widths.append(max(line.count("█") for line in str(layers_of(capture, 1_000_000)).splitlines()))
     assert widths == sorted(widths) and widths[0] < widths[-1] == 24
-
-
-DATA = Path(__file__).parents[3] / "data"
 
 
 class ZMQInteractiveShell:

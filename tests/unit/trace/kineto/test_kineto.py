@@ -98,29 +98,6 @@ def test_rules_for_what_the_user_annotated(tmp_path):
     assert rows["layer"].tolist()[0] == "layers.3"
 
 
-def test_what_a_collective_moves_and_in_which_group(tmp_path):
-    said = {
-        "Collective name": "allreduce",
-        "In msg nelems": 10,
-        "Out msg nelems": 10,
-        "dtype": "Float",
-        "Group size": 2,
-        "Seq": 4,
-        "Process Group Name": "0",
-        "Process Group Ranks": "[0, 1]",
-    }
-    path = write(
-        tmp_path / "a.json",
-        *GPU_EVENTS,
-        event("kernel", "ncclDevKernel_AllReduce", 120, 3, correlation=3, device=0, stream=9, **said),
-    )
-    found = open_capture(path, optional=["collectives"]).collectives
-    assert found is not None
-    row = found.iloc[0]
-    assert (row["call"], row["bytes"], row["ranks"], row["sequence"]) == ("allreduce", 40, 2, 4)
-    assert (row["communicator"], row["peers"]) == ("group 0 [0, 1]", "[0, 1]")
-
-
 ODD = {
     "a half letter in a name": ('"name": "aten::mm"', '"name": "aten::m\\ud800"'),
     "a time that is NaN": ('"dur": 7', '"dur": NaN'),

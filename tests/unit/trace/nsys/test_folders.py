@@ -2,7 +2,6 @@
 report, and one line for each that is damaged, partial or of somebody else.
 """
 
-import lzma
 import shutil
 import zlib
 from collections.abc import Callable
@@ -16,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 from support.captures.as_folder import as_folder
 from support.captures.nsys_file import NsysFile
+from support.data import DATA, unpacked
 
 from nvprof_kit._cli import group
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, TABLES
 from nvprof_kit.errors import CaptureError
 
-DATA = Path(__file__).parents[3] / "data"
 CAPTURES = sorted(path for path in DATA.rglob("*.sqlite.xz"))
 EVERYTHING = (*(name for name, column in OPS.items() if column.optional), *TABLES, "duration_ns")
 READS = (EVERYTHING, ("name", "calls", BUSY_CALLS), ())
@@ -31,7 +30,7 @@ FORMS = (("parquet", 1 << 20), ("parquet", 1000), ("arrow", 5000))
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: str(path.relative_to(DATA)))
 def test_a_folder_has_the_tables_of_the_file(capture, tmp_path):
-    (export := tmp_path / "run.sqlite").write_bytes(lzma.decompress(capture.read_bytes()))
+    export = unpacked(capture, tmp_path / "run.sqlite")
     number = zlib.crc32(capture.name.encode())  # each capture in one of the forms, and all forms among them
     kind, rows_of_group = FORMS[number % len(FORMS)]
     folder = as_folder(export, tmp_path / "run_pqtdir", kind, rows_of_group=rows_of_group)

@@ -1,6 +1,5 @@
 """Events of an nsys export that cannot be: each is refused or warned of by the name of its table and column."""
 
-import lzma
 import re
 import sqlite3
 from contextlib import closing
@@ -9,13 +8,13 @@ from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.data import unpacked
 
 import nvprof_kit
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import NSYS_SOURCES, OPS
 from nvprof_kit.errors import CaptureError
 
-DATA = Path(__file__).parents[3] / "data"
 ENUMERATIONS = (
     "ENUM_NSYS_EVENT_TYPE",
     "ENUM_CUDA_MEMCPY_OPER",
@@ -65,8 +64,7 @@ def change(path: Path, *statements: str) -> Path:
 
 @pytest.fixture(scope="module")
 def names_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
-    path = tmp_path_factory.mktemp("export") / "run.sqlite"
-    path.write_bytes(lzma.decompress((DATA / "hooks-ddp-2024.2.sqlite.xz").read_bytes()))
+    path = unpacked("hooks-ddp-2024.2.sqlite.xz", tmp_path_factory.mktemp("export") / "run.sqlite")
     with closing(sqlite3.connect(path)) as db:
         return {table: dict(db.execute(f"SELECT id, name FROM {table}")) for table in ENUMERATIONS}
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from support.captures.snapshot_file import BASE, SnapshotFile
-from support.cli import execute
+from support.cli import execute, run
 
-from nvprof_kit._cli import main
 from nvprof_kit._trace.open import open_snapshot
 from nvprof_kit.errors import CaptureError
 
@@ -187,8 +186,7 @@ def test_no_escape_reaches_the_terminal(form, tmp_path, capsys):
     (tmp_path / "run.pickle").write_bytes(pickle.dumps(made))
     views = [[]] if form == "table" else [["--by", by] for by in ("layer", "stack", "segment", "leak")]
     for view in views:
-        with pytest.raises(SystemExit, match=r"^0$"):
-            main(["memory", str(tmp_path / "run.pickle"), "--format", form, *view])
+        assert run("memory", str(tmp_path / "run.pickle"), "--format", form, *view) == 0
         text = "".join(capsys.readouterr())
         assert "red" in text or view == ["--by", "segment"]
         assert not {one for one in text if one != "\n" and (ord(one) < 32 or 0x7F <= ord(one) < 0xA0)}
