@@ -4,6 +4,7 @@ import json
 import lzma
 import re
 import sqlite3
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -29,11 +30,16 @@ def capture(request: pytest.FixtureRequest) -> Capture:
     return nvprof_kit.open(request.param)
 
 
+@lru_cache(2)
+def answers(capture: Capture, scope: str) -> tuple[nvprof_kit.Layers, nvprof_kit.Breakdown, nvprof_kit.Summary]:
+    """What is compared, asked once for all tests of a capture."""
+    steps = SCOPES[scope]
+    return capture.layers(steps=steps), capture.breakdown(steps=steps), capture.summary(steps=steps)
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_times_and_steps(capture, scope):
-    layers = capture.layers(steps=SCOPES[scope])
-    breakdown = capture.breakdown(steps=SCOPES[scope])
-    summary = capture.summary(("kernel", "memory", "distributed", "device"), steps=SCOPES[scope])
+    layers, breakdown, summary = answers(capture, scope)
     rows = layers.to_frame()
     assert layers.summary.steps == summary.steps
     assert set(rows["steps"]) == {layers.summary.steps}
@@ -63,8 +69,8 @@ def test_times_and_steps(capture, scope):
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_calls(capture, scope):
-    rows = capture.layers(steps=SCOPES[scope]).to_frame()
-    summary = capture.summary(("model", "user"), steps=SCOPES[scope])
+    layers, _, summary = answers(capture, scope)
+    rows = layers.to_frame()
     outside = rows[rows["layer"] == "(none)"].set_index("phase")
     parts = summary.to_frame("model").set_index("part")
     ranges = summary.to_frame("user")
@@ -85,11 +91,11 @@ STEPS = re.compile(r" · ((?:\d+ of )?\w+ steps?)\b")
 
 def test_headings_say_the_same_steps(capture):
     """How many steps there are, and of how many the figures are if warm-up is left out."""
-    results = [capture.layers(), capture.breakdown(), capture.summary(("memory",))]
+    results = [*answers(capture, "steps")]
     if capture.info.on_gpu:
         results.append(capture.advise())
     texts = {tuple(STEPS.findall(str(result).partition("\n")[0])) for result in results}
-    choice = capture.layers().steps
+    choice = results[0].steps
     of = "" if choice.count == len(choice.shown) else f"{choice.count} of "
     assert texts == {(f"{of}{len(choice.shown) or 'no'} step{'s' * (len(choice.shown) != 1)}",)}
 
