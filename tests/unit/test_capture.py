@@ -11,9 +11,8 @@ import nvprof_kit
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(file: NsysFile) -> Path:
     """Two steps of 100 ns, in each a layer that launches a gemm of 30 ns, and an all-reduce of 10 ns outside."""
-    file = NsysFile(tmp_path / "run.sqlite")
     for number, zero in enumerate((0, 1000)):
         file.range_(f"step {number}", zero + 100, zero + 900, category="step", payload=number)
         file.range_("layers.0", zero + 110, zero + 200, category="forward")

@@ -154,7 +154,7 @@ def deepest(
     return self.layers(depth=1 if level == "block" else None, **rows)
 
 
-def test_a_new_verb_is_one_entry(monkeypatch, tmp_path, capsys):
+def test_a_new_verb_is_one_entry(monkeypatch, file, tmp_path, capsys):
     """Its name, place in the help, options, formats and example come from the declaration and the method alone."""
     monkeypatch.setattr(group, "commands", dict(group.commands))
     monkeypatch.setattr(READ, "commands", [*READ.commands])
@@ -165,7 +165,6 @@ def test_a_new_verb_is_one_entry(monkeypatch, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "Example:\n    nvprof-kit deepest run.sqlite --level block" in text
     assert re.search(r"--level \[block\|part\] +How deep\.", text) and "--where GLOB" in text and "--rules" in text
-    file = NsysFile(tmp_path / "run.sqlite")
     for layer in ("layers.0", "layers.0.mlp"):
         file.range_(layer, 100, 200, category="forward")
     file.kernel(300, 330, launched=(110, 115))

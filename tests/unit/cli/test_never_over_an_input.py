@@ -28,9 +28,8 @@ def kineto() -> bytes:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(file: NsysFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file of each kind, in which the command line runs."""
-    file = NsysFile(tmp_path / "run.sqlite")
     for number, zero in enumerate((0, 1000)):
         file.range_(f"step {number}", zero + 100, zero + 900, category="step", payload=number)
         file.range_("layers.0", zero + 110, zero + 200, category="forward")
@@ -115,9 +114,8 @@ LAYERS = (
 
 
 @pytest.fixture
-def capture(tmp_path: Path) -> Path:
+def capture(file: NsysFile) -> Path:
     """One kernel in each layer."""
-    file = NsysFile(tmp_path / "run.sqlite")
     for number, name in enumerate(LAYERS):
         at = 1000 * number
         file.range_(name, at, at + 900)
@@ -165,8 +163,7 @@ def test_layers_of_any_name(capture, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["layers", "plot"])
-def test_plots_show_any_name_as_it_is(verb, tmp_path, capsys):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_plots_show_any_name_as_it_is(verb, file, tmp_path, capsys):
     for number, name in enumerate((*LAYERS, "layers.$\\foo$", "$\\frac{$", "x$$y")):  # no formulas
         at = 1000 * number
         file.range_(name, at, at + 900)

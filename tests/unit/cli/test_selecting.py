@@ -18,9 +18,8 @@ from nvprof_kit.issues import Issue, in_order, printed
 
 
 @pytest.fixture
-def capture(tmp_path: Path) -> str:
+def capture(file: NsysFile) -> str:
     """Ten blocks, each of 100 ns of gemm and its `mlp` of 50; block 3 takes 300; a prefill and two decode steps."""
-    file = NsysFile(tmp_path / "run.sqlite")
     for step, phase in enumerate(("prefill", "decode", "decode")):
         begin = 100_000 * step
         file.range_(f"step {step}", begin, begin + 90_000, category="step", payload=step)

@@ -21,9 +21,8 @@ PLAN, RUN = NCU / "plan-2025.3.csv.xz", NCU / "run-2023.4.sqlite.xz"
 
 
 @pytest.fixture
-def capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def capture(file: NsysFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A capture of one step, in the current folder."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 7", 50, 250, category="step", payload=7)
     file.range_("layers.0", 100, 200, category="forward")
     file.kernel(300, 330, launched=(110, 115))
@@ -155,8 +154,7 @@ def test_a_format_and_a_choice_of_steps(words, capture):
     assert [event["name"] for event in events if event.get("cat") == "step"] == ["step 7"]
 
 
-def test_ranges_of_another_program_by_rules(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_ranges_of_another_program_by_rules(file, tmp_path):
     file.range_("block=3", 100, 200, category=None, domain="theirs")
     file.kernel(300, 330, launched=(110, 115))
     rules = tmp_path / "rules.toml"

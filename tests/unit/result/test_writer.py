@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    file = NsysFile(tmp_path / "run.sqlite")
+def run(file: NsysFile) -> Path:
     file.range_("layers.0", 100, 200, category="forward")
     file.kernel(300, 330, launched=(110, 115))
     return file.write()

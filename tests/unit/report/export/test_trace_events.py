@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.captures.nsys_file import NsysFile
 from support.data import DATA
 
 import nvprof_kit
@@ -96,8 +95,7 @@ def test_a_query_of_the_trace_gives_the_tables_numbers(name):
     assert ranges == len(opened.tables["ranges"])
 
 
-def test_tracks_and_slices(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_tracks_and_slices(file):
     file.range_("step 1", 50, 900, category="step", payload=1)
     file.range_('a"<', 100, 700, category="forward")
     file.kernel(1_000, 3_345, launched=(130, 131), name="k")

@@ -4,7 +4,6 @@ import html
 import json
 import re
 import sqlite3
-from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import NsysFile
@@ -17,9 +16,8 @@ from nvprof_kit.errors import UsageError
 
 
 @pytest.fixture
-def capture(tmp_path: Path) -> nvprof_kit.Capture:
+def capture(file: NsysFile) -> nvprof_kit.Capture:
     """A step of 900 ns; the GPU runs from 1000 to 1900 and is idle from 1700 to 1800."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 1", 0, 900, category="step", payload=1)
     file.range_("a", 10, 700, category="forward")
     file.range_("a.b", 310, 600, category="forward")
@@ -64,8 +62,7 @@ def test_the_drawn_timeline(capture):
     assert unpacked(data, steps["phases"]) == {"forward": [700], "other": [100]}
 
 
-def test_short_operations_of_a_layer_are_drawn_together_and_counted(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_short_operations_of_a_layer_are_drawn_together_and_counted(file):
     file.range_("a", 0, 900_000, category="forward")
     file.kernel(1_000_000, 1_000_010, launched=(10, 11))
     path, count = file.write(), 250_002
@@ -96,8 +93,7 @@ def test_the_page_finds_what_advise_finds():
         assert f"{finding.confidence.capitalize()} confidence; wrong if {html.escape(finding.refuted_by)}" in page
 
 
-def test_the_page_is_one_file_whose_own_script_alone_may_run(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_the_page_is_one_file_whose_own_script_alone_may_run(file):
     file.range_("</script><script>alert(1)</script>", 10, 700, category="forward")
     file.kernel(1000, 1300, launched=(30, 31))
     text = nvprof_kit.open(file.write()).report().data.decode()
@@ -106,8 +102,7 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(tmp_path):
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
 
 
-def test_kernels_that_no_rule_matched_are_told_below_their_class(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_kernels_that_no_rule_matched_are_told_below_their_class(file, tmp_path):
     file.range_("step 0", 0, 900, category="step", payload=0)
     file.kernel(1000, 1300, launched=(30, 31), name="ampere_sgemm")
     file.kernel(1400, 1500, launched=(40, 41), name="frobnicate")

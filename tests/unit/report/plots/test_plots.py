@@ -3,15 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
-from support.captures.nsys_file import NsysFile
 from support.data import DATA
 
 import nvprof_kit
 from nvprof_kit.errors import UsageError
 
 
-def test_a_step_is_drawn_from_its_begin_to_its_end(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_a_step_is_drawn_from_its_begin_to_its_end(file):
     file.range_("step 1", 0, 100, category="step", payload=1)
     file.kernel(250, 1050, launched=(20, 21), stream=8)  # runs into step 2, which is open from 110 on
     file.range_("step 2", 110, 1000, category="step", payload=2)

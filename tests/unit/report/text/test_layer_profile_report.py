@@ -55,8 +55,7 @@ def test_the_table_of_kinds(tmp_path):
     assert flash == ["flash", "attention", "1", "1", "1.500", "1.500", "1.500", "1.000", "2.000"]
 
 
-def test_no_kinds_is_said(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_no_kinds_is_said(file):
     file.range_("head", 100, 200, category="forward")
     file.kernel(300, 400, launched=(110, 120))
     found = layer_profile(open_capture(file.write(), optional=("name",)), {})

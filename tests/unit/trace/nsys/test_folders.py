@@ -45,8 +45,7 @@ def test_a_folder_has_the_tables_of_the_file(capture, tmp_path):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    file = NsysFile(tmp_path / "run.sqlite")
+def folder(file: NsysFile, tmp_path: Path) -> Path:
     file.range_("layers.0", 100, 900)
     file.kernel(300, 310, launched=(200, 210))
     file.kernel(500, 520, launched=(450, 460), table="MEMCPY")
@@ -108,8 +107,7 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(folder, damage, said):
     assert "\n" not in str(refused.value)
 
 
-def test_a_damaged_arrow_file_is_refused(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_a_damaged_arrow_file_is_refused(file, tmp_path):
     file.range_("layers.0", 100, 900)
     file.kernel(300, 310, launched=(200, 210))
     file.write()

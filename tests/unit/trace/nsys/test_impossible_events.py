@@ -28,11 +28,10 @@ OPTIONAL = ("name", "stream", "bytes", "calls", "marks", "allocations", "samples
 
 
 @pytest.fixture
-def capture(tmp_path: Path) -> Path:
+def capture(file: NsysFile) -> Path:
     """A step with two layers after each other, a kernel launched in each, a copy and a memset in the second,
     and an overhead of the profiler: a row in every table that is read always.
     """
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 100, 900, category="step", payload=0)
     file.range_("layers.0", 200, 400)
     file.range_("layers.1", 500, 700)
@@ -228,9 +227,8 @@ def enumerated(path: Path, table: str, names: dict[int, Any]) -> Path:
     return path
 
 
-def test_durations_that_cannot_be_added_up_are_refused(tmp_path):
+def test_durations_that_cannot_be_added_up_are_refused(file):
     """Three of 40 days beside each other: no two moments are 100 days apart, but sums are exact to 104 days only."""
-    file = NsysFile(tmp_path / "run.sqlite")
     file.range_("layers.0", 200, 400)
     for stream in (7, 8, 9):
         file.kernel(1000, 1000 + 40 * 86_400 * 10**9, launched=(300, 310), stream=stream)

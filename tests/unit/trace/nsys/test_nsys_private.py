@@ -48,8 +48,7 @@ ROWS = {
 
 
 @pytest.fixture
-def capture(tmp_path: Path) -> Path:
-    file = NsysFile(tmp_path / "run.sqlite")
+def capture(file: NsysFile) -> Path:
     file.range_("layers.0", 100, 200, category="forward")
     file.kernel(300, 350, launched=(110, 120))
     path = file.write()

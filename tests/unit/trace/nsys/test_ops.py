@@ -1,13 +1,11 @@
 """Calls and operations that an nsys export and a PyTorch trace of it have in common."""
 
 from support.captures import as_kineto
-from support.captures.nsys_file import NsysFile
 
 from nvprof_kit._trace.open import open_capture
 
 
-def test_calls_and_the_hosts_end_of_copies_are_those_of_a_pytorch_trace(tmp_path):
-    file = NsysFile(tmp_path / "run.sqlite")
+def test_calls_and_the_hosts_end_of_copies_are_those_of_a_pytorch_trace(file, tmp_path):
     file.kernel(300, 330, launched=(110, 115))
     file.call("cudaStreamSynchronize_v3020", 120, 340)
     for start, kind, memory in ((350, 1, (0, 2)), (360, 2, (2, 1)), (370, 8, (2, 2))):
