@@ -1,12 +1,14 @@
-"""Maps made by the tasks of a Slurm step: a stand-in for srun starts them with the environment that Slurm gives."""
+"""Maps made by the tasks of a Slurm step, started by a stand-in for srun, and on a Dask cluster that loses a worker."""
 
+import os
+import signal
 import sys
 
 import pytest
 from support.captures.tiny_ranks import MS, capture
 from support.cli import execute
 
-from nvprof_kit import open_job
+from nvprof_kit import map_captures, open_job
 
 SRUN = """#!/usr/bin/env bash
 # srun --ntasks N COMMAND...: all tasks at once, each with its number
@@ -36,3 +38,21 @@ def test_tasks_share_the_captures(tmp_path):
     assert sorted(counts) == ["1 maps", "2 maps", "2 maps"]
     assert open_job(maps).ranks["rank"].tolist() == [0, 1, 2, 3, 4]
     assert open_job(maps).verdict.rank in (3, None)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_with_a_worker(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    files = [capture(tmp_path, rank) for rank in range(12)]
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        victim = next(iter(cluster.workers.values())).pid
+        seen: list[str] = []
+
+        def done(name: str) -> None:
+            seen.append(name)
+            if len(seen) == 2:
+                os.kill(victim, signal.SIGKILL)
+
+        names = map_captures(files, tmp_path / "maps", dask=cluster.scheduler_address, notify=done)
+    assert len(names) == len(set(names)) == 12
+    assert len(list((tmp_path / "maps" / "ranks").glob("*.parquet"))) == 12
