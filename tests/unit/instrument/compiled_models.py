@@ -1,7 +1,5 @@
 """Models to compile, and ways in which people compile them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache

@@ -1,7 +1,5 @@
 """A backend that records ranges, in place of a tool."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Small models of every shape that annotation must get right; each comes with a function that gives its loss."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

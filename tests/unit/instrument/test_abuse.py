@@ -1,10 +1,7 @@
 """Modules used in ways that nobody planned: shared, called past ``__call__``, copied, exported, on many threads."""
 
-from __future__ import annotations
-
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -55,7 +52,7 @@ TOKENS = torch.arange(6).reshape(2, 3)
 
 
 @pytest.mark.parametrize("places", [1, 2])
-def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places: int, sink) -> None:
+def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places, sink):
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
     annotate_model(model, depth="leaf")
 
@@ -73,7 +70,7 @@ def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places: int, 
     assert sink.lines[-1].strip() == "0.0 backward"
 
 
-def test_hooks_of_others_come_and_go_while_it_runs(sink) -> None:
+def test_hooks_of_others_come_and_go_while_it_runs(sink):
     model = Tied()
     handle = annotate_model(model, depth=1)
     theirs = []
@@ -97,7 +94,7 @@ def test_hooks_of_others_come_and_go_while_it_runs(sink) -> None:
     assert sink.lines[:2] == ["Tied", "  embed"]
 
 
-def test_replicas_on_many_threads(sink) -> None:
+def test_replicas_on_many_threads(sink):
     model = Tied()
     annotate_model(model, depth=1)
     replicas = []
@@ -129,7 +126,7 @@ def test_replicas_on_many_threads(sink) -> None:
     assert all(open_count == 0 for open_count in sink.threads.values())
 
 
-def test_a_replica_calls_itself(sink) -> None:
+def test_a_replica_calls_itself(sink):
     model = nn.Linear(2, 2)
     annotate_model(model)
     replica = model._replicate_for_data_parallel()
@@ -138,7 +135,7 @@ def test_a_replica_calls_itself(sink) -> None:
     assert sink.lines == ["Linear"]
 
 
-def test_a_scripted_model_is_the_bare_one(sink) -> None:
+def test_a_scripted_model_is_the_bare_one(sink):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with annotate_model(model, depth="leaf"):
         scripted = torch.jit.script(model)
@@ -169,7 +166,7 @@ class Nest(nn.Module):
 
 @pytest.mark.parametrize("early_stop", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_nested_checkpoints(reentrant: bool, early_stop: bool, sink) -> None:
+def test_nested_checkpoints(reentrant, early_stop, sink):
     model = Nest(reentrant)
     annotate_model(model)
     x = torch.ones(2, 4, requires_grad=True)
@@ -197,7 +194,7 @@ def test_nested_checkpoints(reentrant: bool, early_stop: bool, sink) -> None:
     session.activate(sink)
 
 
-def test_forward_called_by_hand(sink) -> None:
+def test_forward_called_by_hand(sink):
     model = Tied()
     with annotate_model(model, depth=1), instrument_method(model.layers[0]), instrument_method(Tied, "encode"):
         model.encode(TOKENS).sum().backward()
@@ -220,7 +217,7 @@ def test_forward_called_by_hand(sink) -> None:
     assert "__wrapped__" not in vars(nn.TransformerEncoderLayer.forward)
 
 
-def test_an_inherited_method_and_what_is_none(sink) -> None:
+def test_an_inherited_method_and_what_is_none(sink):
     class Child(Tied):
         pass
 
@@ -263,7 +260,7 @@ def loop(model: nn.Module) -> None:
         (double(model(torch.ones(1, 2, requires_grad=True))) * 1).sum().backward()
 
 
-def test_every_name_reaches_the_tool_with_a_number_in_place(sink) -> None:
+def test_every_name_reaches_the_tool_with_a_number_in_place(sink):
     model = Odd()
     with annotate_model(model):
         loop(model)
@@ -272,7 +269,7 @@ def test_every_name_reaches_the_tool_with_a_number_in_place(sink) -> None:
 
 
 @pytest.mark.parametrize("kinds", [None, {f"{NAME}.*": NAME}])
-def test_the_files_have_them(kinds: dict[str, str] | None, tmp_path: Path) -> None:
+def test_the_files_have_them(kinds, tmp_path):
     model = Odd()
     options = dict(folder=tmp_path, kinds=kinds, name=NAME, plots=False, echo=False)
     with warnings.catch_warnings():

@@ -1,7 +1,5 @@
 """Annotation changes nothing: outputs, gradients, what autograd saves, what stays alive."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from functools import cache
@@ -43,7 +41,7 @@ def plain(name: str) -> tuple[list[torch.Tensor], int]:
 
 @pytest.mark.parametrize("depth", [None, "leaf"])
 @pytest.mark.parametrize("name", ZOO)
-def test_bit_equal(name: str, depth, sink) -> None:
+def test_bit_equal(name, depth, sink):
     expected, saved = plain(name)
     subject = make(name)
     with annotate_model(subject.model, depth=depth):
@@ -64,7 +62,7 @@ def alive() -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "checkpoint_reentrant", "checkpoint_non_reentrant", "in_place"])
-def test_nothing_stays_alive_and_nothing_grows(name: str, sink) -> None:
+def test_nothing_stays_alive_and_nothing_grows(name, sink):
     subject = make(name)
     with annotate_model(subject.model, depth="leaf"):
         subject.loss(subject.model).backward()
@@ -81,7 +79,7 @@ def test_nothing_stays_alive_and_nothing_grows(name: str, sink) -> None:
         assert len(gc.get_objects()) - objects < 50
 
 
-def test_a_dropped_graph_is_freed_at_once(sink) -> None:
+def test_a_dropped_graph_is_freed_at_once(sink):
     """Without the garbage collector: hooks and frames make no cycles with the graph."""
     subject = make("torch_encoder")
     with annotate_model(subject.model):

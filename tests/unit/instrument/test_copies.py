@@ -1,7 +1,5 @@
 """Copies and pickles of models and optimizers that are being profiled, and processes that are forked meanwhile."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os
@@ -64,9 +62,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("profiling", [memory, layers, annotated])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_and_its_optimizers_are_copied_as_they_are(
-    profiling: Profiling, way: str, sink, tmp_path: Path
-) -> None:
+def test_a_model_and_its_optimizers_are_copied_as_they_are(profiling, way, sink, tmp_path):
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     with profiling(model, optimizer, tmp_path) as active:
@@ -104,7 +100,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("profiling", [memory, layers])
 @torch.no_grad()  # autograd's own threads do not outlive a fork, so children run none of it
-def test_a_forked_child_neither_writes_nor_ends_what_its_parent_records(profiling: Profiling, tmp_path: Path) -> None:
+def test_a_forked_child_neither_writes_nor_ends_what_its_parent_records(profiling, tmp_path):
     model = net()
     with profiling(model, None, tmp_path) as active:
         next_step = active.step if profiling is layers else lambda: active.point("of the program")
@@ -130,7 +126,7 @@ def stages(folder: Path) -> list[str]:
     return [line.split()[2].rstrip(",") for line in log.read_text().splitlines()]
 
 
-def test_a_forked_child_leaves_the_log_alone(tmp_path: Path) -> None:
+def test_a_forked_child_leaves_the_log_alone(tmp_path):
     timer = type(global_timer)(tmp_path / "time_log")
     with timer.stage("before"):
         pass
@@ -162,7 +158,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_optimizer_without_hooks_of_its_own(way: str, sink) -> None:
+def test_an_optimizer_without_hooks_of_its_own(way, sink):
     optimizer = Plain(list(net().parameters()))
     with annotate_optimizer(optimizer):
         twin = WAYS[way](optimizer)
@@ -199,7 +195,7 @@ def make() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 
-def test_timers_stop_with_a_warning_and_leave_what_they_wrote(tmp_path: Path) -> None:
+def test_timers_stop_with_a_warning_and_leave_what_they_wrote(tmp_path):
     timer = type(global_timer)(tmp_path)
     with no_file_grows_beyond(1000), pytest.warns(UserWarning, match="nothing more is timed") as warned:
         for _ in range(100):
@@ -211,7 +207,7 @@ def test_timers_stop_with_a_warning_and_leave_what_they_wrote(tmp_path: Path) ->
     assert (tmp_path / "timer_rank0.log").read_text().count("[RANK 0] forward, start=") >= 5
 
 
-def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path):
     model, expected = make(), train(make())
     profiler = MemoryProfiler(model, torch.optim.AdamW(model.parameters()), folder=tmp_path)
     with no_file_grows_beyond(2000), pytest.warns(UserWarning, match="the memory profile ends") as warned, profiler:
@@ -223,7 +219,7 @@ def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
-def test_a_recording_that_cannot_be_written_is_a_warning(name: str, tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_written_is_a_warning(name, tmp_path):
     recording = record(tmp_path / name)
     with no_file_grows_beyond(500), pytest.warns(UserWarning, match=f"{name} is not written"), recording:
         train(make())

@@ -1,7 +1,5 @@
 """Importing the package changes nothing in PyTorch; annotation changes what it must, and takes it back."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
@@ -36,7 +34,7 @@ def changed_by(program: str) -> str:
 
 
 @pytest.mark.slow
-def test_importing_every_module_changes_nothing_in_pytorch() -> None:
+def test_importing_every_module_changes_nothing_in_pytorch():
     program = """
 import importlib, pkgutil
 try:
@@ -60,7 +58,7 @@ assert len(imported) > 150, len(imported)
 
 @pytest.mark.slow
 @needs_torch(2, 7, "no compiled_parts; the compiler skips this package from the first annotation on")
-def test_what_annotation_changes_is_taken_back() -> None:
+def test_what_annotation_changes_is_taken_back():
     """With the last annotation, with the model, and while nobody listens; of decorations, while nobody listens."""
     program = f"""
 from torch import nn
@@ -114,7 +112,7 @@ def patched() -> list[bool]:
     return [function.__code__.co_filename != checkpoints.__file__ for function in functions]
 
 
-def test_an_annotation_that_fails_leaves_nothing(sink) -> None:
+def test_an_annotation_that_fails_leaves_nothing(sink):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 
     before = patched()
@@ -148,7 +146,7 @@ def waiting(name: str) -> list[str]:
     return called
 
 
-def test_a_question_whether_it_is_there_is_no_import(module: Path) -> None:
+def test_a_question_whether_it_is_there_is_no_import(module):
     """As `datasets` and `transformers` ask for torch before anything imports it."""
     finders = len(sys.meta_path)
     first, second = waiting(module.stem), waiting(module.stem)
@@ -160,7 +158,7 @@ def test_a_question_whether_it_is_there_is_no_import(module: Path) -> None:
     assert len(sys.meta_path) == finders
 
 
-def test_an_import_that_fails_is_waited_for_again(module: Path) -> None:
+def test_an_import_that_fails_is_waited_for_again(module):
     called = waiting(module.stem)
     module.write_text("raise ImportError('not yet')\n")
     with pytest.raises(ImportError, match="not yet"):

@@ -1,7 +1,5 @@
 """A rank's folder belongs to one process: claimed by processes that really run, die, and are killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +60,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate("\n", timeout=60)
 
 
-def test_ranks_that_nobody_told_apart_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_ranks_that_nobody_told_apart_get_folders_of_their_own(tmp_path):
     running = [other(tmp_path) for _ in range(3)]
     names = [name for _, name in running]
     assert len(set(names)) == 3 and names[0] == "rank0_dp0_tp0_pp0"
@@ -74,7 +72,7 @@ def test_ranks_that_nobody_told_apart_get_folders_of_their_own(tmp_path: Path) -
     end(again)
 
 
-def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_taken_over(tmp_path):
     process, name = other(tmp_path)
     process.kill()
     process.wait()
@@ -83,7 +81,7 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / name).iterdir()] == [OWNER]
 
 
-def test_many_at_once(tmp_path: Path) -> None:
+def test_many_at_once(tmp_path):
     """Eight processes that come and go as fast as they can: at no moment do two have the same folder."""
     processes = [
         subprocess.Popen(
@@ -94,7 +92,7 @@ def test_many_at_once(tmp_path: Path) -> None:
     assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["fine"] * 8
 
 
-def test_nothing_is_left_open_at_the_end(tmp_path: Path) -> None:
+def test_nothing_is_left_open_at_the_end(tmp_path):
     """Python warns at its end of files that nobody closed: the owner's, and a timer's log."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom nvprof_kit._instrument.ranks import claim\n"

@@ -1,7 +1,5 @@
 """The mark by which a process says which rank of which run it is."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,12 +41,12 @@ def launched(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         ({"SLURM_JOB_ID": "77"}, None),
     ],
 )
-def test_every_launcher(variables: dict[str, str], name: RankName | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_launcher(variables, name, monkeypatch):
     launched(monkeypatch, **variables)
     assert ranks.who() == name
 
 
-def test_annotate_model_and_steps_mark_once(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_annotate_model_and_steps_mark_once(sink, monkeypatch):
     torch = pytest.importorskip("torch")
     launched(monkeypatch, RANK="3", WORLD_SIZE="8", NVPROF_KIT_RUN_ID="x")
     marks: list[session.Range] = []
@@ -66,9 +64,7 @@ def test_annotate_model_and_steps_mark_once(sink, monkeypatch: pytest.MonkeyPatc
         ({"NVPROF_KIT_RANK_MARK": "step"}, ["step 0", "mark rank 3 of 8", "step 1", "mark rank 3 of 8"]),
     ],
 )
-def test_steps_with_the_mark(
-    variables: dict[str, str], lines: list[str], sink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_with_the_mark(variables, lines, sink, monkeypatch):
     launched(monkeypatch, RANK="3", WORLD_SIZE="8", **variables)
     for number in range(2):
         with step(number):
@@ -76,7 +72,7 @@ def test_steps_with_the_mark(
     assert sink.lines == lines
 
 
-def test_a_rank_known_later_is_marked_then(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_known_later_is_marked_then(sink, monkeypatch):
     with step(0):
         pass
     launched(monkeypatch, RANK="1", WORLD_SIZE="2")
@@ -85,7 +81,7 @@ def test_a_rank_known_later_is_marked_then(sink, monkeypatch: pytest.MonkeyPatch
     assert sink.lines == ["step 0", "step 1", "mark rank 1 of 2"]
 
 
-def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch):
     from nvprof_kit._capture.recorder.record import Tool
     from nvprof_kit._instrument.loop.schedule import Window
 
@@ -115,7 +111,7 @@ def listed(lines: list[str]) -> list[str]:
     return [line.strip() for line in lines if "groups" in line]
 
 
-def test_groups_are_listed_once_and_again_when_there_are_others(sink, alone: None) -> None:
+def test_groups_are_listed_once_and_again_when_there_are_others(sink, alone):
     with annotate_model(torch.nn.Linear(1, 1)):
         for number in range(2):
             with step(number):
@@ -130,9 +126,7 @@ def test_groups_are_listed_once_and_again_when_there_are_others(sink, alone: Non
     assert sink.lines.index("step 2") < next(i for i, line in enumerate(sink.lines) if "mesh_tp" in line)
 
 
-def test_groups_in_every_step_where_the_capture_may_begin_late(
-    sink, alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_in_every_step_where_the_capture_may_begin_late(sink, alone, monkeypatch):
     monkeypatch.setenv("NVPROF_KIT_RANK_MARK", "step")
     for number in range(3):
         with step(number):
@@ -140,9 +134,7 @@ def test_groups_in_every_step_where_the_capture_may_begin_late(
     assert len(listed(sink.lines)) == 3
 
 
-def test_a_program_that_creates_groups_in_every_step_is_listed_a_bounded_number_of_times(
-    sink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_creates_groups_in_every_step_is_listed_a_bounded_number_of_times(sink, monkeypatch):
     from nvprof_kit._instrument import ranks
 
     count = [1]
@@ -159,7 +151,7 @@ def test_a_program_that_creates_groups_in_every_step_is_listed_a_bounded_number_
     assert len(listed(sink.lines)) == 64
 
 
-def test_another_pytorch_never_fails_the_run(sink, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_pytorch_never_fails_the_run(sink, alone, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", ModuleType("another"))
     assert ranks.group_count() == (0, 0) and ranks.groups_mark() == ""
     with step(0):

@@ -1,7 +1,5 @@
 """Each test has a compiler that has compiled nothing."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 

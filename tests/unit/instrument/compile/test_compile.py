@@ -1,7 +1,5 @@
 """torch.compile: what is compiled is ranged from outside, and is compiled exactly as without annotation."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
@@ -72,7 +70,7 @@ def expected(way: Callable[..., nn.Module]) -> list[str]:
     ("annotated", "fullgraph"), [("before", False), ("before", True), ("after", False), ("idle", True)]
 )
 @pytest.mark.parametrize("way", WAYS)
-def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgraph: bool, sink) -> None:
+def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated, fullgraph, sink):
     options = {"backend": "aot_eager", "fullgraph": fullgraph}
     session.deactivate()
     bare = baseline(way, Net, **options)
@@ -105,7 +103,7 @@ def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated: str, fullgr
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [whole, blocks_in_place, *(rarely(way) for way in WAYS[1:3]), rarely(blocks_wrapped)])
-def test_inductor(way, sink) -> None:
+def test_inductor(way, sink):
     net = Net(2)
     annotate_model(net)
     compiled = way(net, backend="inductor")
@@ -120,7 +118,7 @@ def test_inductor(way, sink) -> None:
 
 
 @pytest.mark.parametrize("way", BY_BLOCK)
-def test_reduce_overhead(way, sink) -> None:
+def test_reduce_overhead(way, sink):
     net = Net(2)
     annotate_model(net)
     compiled = way(net, mode="reduce-overhead")
@@ -132,7 +130,7 @@ def test_reduce_overhead(way, sink) -> None:
     assert compiles() == (0, 0, {})
 
 
-def test_a_model_whose_code_is_compiled_already(sink) -> None:
+def test_a_model_whose_code_is_compiled_already(sink):
     """The compiler does not trace then, so nobody would notice that the model's call is another."""
     for _ in range(2):
         net = Net(1)
@@ -144,7 +142,7 @@ def test_a_model_whose_code_is_compiled_already(sink) -> None:
     assert sink.lines == ["Net", "Net backward"]
 
 
-def test_where_the_graph_breaks_the_layers_are_ranged(sink) -> None:
+def test_where_the_graph_breaks_the_layers_are_ranged(sink):
     class Breaking(Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             dynamo.graph_break()
@@ -179,7 +177,7 @@ class Decorated(nn.Sequential):
 
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("kind", [nn.Sequential, Decorated])
-def test_in_place_where_pytorch_has_the_outermost_code(kind: type[nn.Module], around: bool, sink) -> None:
+def test_in_place_where_pytorch_has_the_outermost_code(kind, around, sink):
     if around and hasattr(dynamo.config, "wrap_top_frame"):  # the hooks are compiled too, as by PyTorch 2.15
         context = dynamo.config.patch(wrap_top_frame=True)
     else:
@@ -211,7 +209,7 @@ def test_in_place_where_pytorch_has_the_outermost_code(kind: type[nn.Module], ar
     assert (net[0]._compiled_call_impl, sink.lines) == (compiled, [])
 
 
-def test_what_is_lost_is_warned_of_once(sink) -> None:
+def test_what_is_lost_is_warned_of_once(sink):
     net = Net(2)
     handle = annotate_model(net)
     compiled = torch.compile(net, backend="aot_eager")

@@ -1,7 +1,5 @@
 """torch.compile and decorated functions: ranges come and go without compiling anew, and compiled blocks have theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -106,7 +104,7 @@ def limit(request: pytest.FixtureRequest) -> int:
 @pytest.mark.parametrize(("first", "fullgraph"), [("asleep", True), ("awake", False)])
 @pytest.mark.parametrize("decorated", DECORATIONS)
 @pytest.mark.parametrize("way", WAYS)
-def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph: bool, first: str, sink) -> None:
+def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph, first, sink):
     options = {"backend": "aot_eager", "fullgraph": fullgraph}
     session.deactivate()
     expected = baseline(way, make_bare, **options)
@@ -129,7 +127,7 @@ def test_compiled_once_and_ranged_from_outside(way, decorated, fullgraph: bool, 
     assert compiles() == (0, 0, {}), "waking, silencing and waking again compile nothing anew"
 
 
-def test_a_compiled_function_is_ranged(sink) -> None:
+def test_a_compiled_function_is_ranged(sink):
     @torch.compile(backend="aot_eager", fullgraph=True)
     @layer_range("double")
     def double(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Ranges inside what torch.compile compiled: written between its kernels, which stay what they are."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 
@@ -68,7 +66,7 @@ def train(model: nn.Module, scale: float = 1.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("way", [whole, whole_in_place])
-def test_the_layers_of_a_model_compiled_as_a_whole(way, sink) -> None:
+def test_the_layers_of_a_model_compiled_as_a_whole(way, sink):
     """The sum with the first block and the norm of the second are one kernel, which is of neither block."""
     net = Net()
     annotate_model(net, compiled_parts=True)
@@ -90,7 +88,7 @@ def test_the_layers_of_a_model_compiled_as_a_whole(way, sink) -> None:
     assert {"  layers.0 backward", "    layers.0.mlp backward", "  embed backward"} <= set(backward)
 
 
-def test_the_parts_of_compiled_blocks_which_share_their_code(sink) -> None:
+def test_the_parts_of_compiled_blocks_which_share_their_code(sink):
     net = Net(3)
     annotate_model(net, compiled_parts=True)
     compiled = by_block(net)
@@ -106,7 +104,7 @@ def test_the_parts_of_compiled_blocks_which_share_their_code(sink) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
-def test_recompute_inside_one_compiled_graph(checkpointed: bool, sink) -> None:
+def test_recompute_inside_one_compiled_graph(checkpointed, sink):
     """What the backward graph computes of the forward once more is a checkpoint's recompute; nothing, without one."""
     from torch.utils.checkpoint import checkpoint
 
@@ -128,7 +126,7 @@ def test_recompute_inside_one_compiled_graph(checkpointed: bool, sink) -> None:
     assert again >= parts if checkpointed else not again
 
 
-def test_results_and_compilations_are_those_of_the_bare_model(sink) -> None:
+def test_results_and_compilations_are_those_of_the_bare_model(sink):
     def losses(annotate: bool) -> tuple[list[float], int, dict[str, int]]:
         dynamo.reset()
         counters.clear()
@@ -154,7 +152,7 @@ def kernels(code: str) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_the_code_is_what_it_is_without_ranges(sink) -> None:
+def test_the_code_is_what_it_is_without_ranges(sink):
     def codes(parts: bool) -> list[str]:
         dynamo.reset()
         torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """What `count_flops` counts, and that it leaves no other trace."""
 
-from __future__ import annotations
-
 import gc
 import json
 import threading
@@ -92,7 +90,7 @@ def unknown(said: dict[str, Any]) -> set[tuple[str, str]]:
     return {(said["ranges"][row["range"]]["layer"], row["name"]) for row in said["unknown"]}
 
 
-def test_forward_and_backward_by_layer(tmp_path: Path) -> None:
+def test_forward_and_backward_by_layer(tmp_path):
     model = Model()
     nvprof_kit.annotate_model(model, depth=2)
     said = counted(tmp_path, lambda: train(model))
@@ -108,7 +106,7 @@ def test_forward_and_backward_by_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recompute_is_told_apart(tmp_path: Path, reentrant: bool) -> None:
+def test_recompute_is_told_apart(tmp_path, reentrant):
     model = Model(reentrant)
     nvprof_kit.annotate_model(model, depth=2)
     sums = own(counted(tmp_path, lambda: train(model)))
@@ -120,7 +118,7 @@ def test_recompute_is_told_apart(tmp_path: Path, reentrant: bool) -> None:
         assert sums[f"layers.{n}.mlp", "backward"] == 2 * MLP
 
 
-def test_the_sum_is_that_of_pytorchs_own_counter(tmp_path: Path) -> None:
+def test_the_sum_is_that_of_pytorchs_own_counter(tmp_path):
     model = nn.Sequential(nn.Conv1d(LENGTH, 6, 3), nn.Flatten(), nn.Linear(84, 5))
     nvprof_kit.annotate_model(model, depth=1)
     said = counted(tmp_path, lambda: train(model))
@@ -152,9 +150,7 @@ def llama() -> tuple[nn.Module, int, int]:
     ("backend", "share"),
     [(SDPBackend.MATH, 2), (SDPBackend.FLASH_ATTENTION, 2.5)],  # flash computes the scores again in its backward
 )
-def test_a_llama_costs_six_operations_a_weight_and_token_and_its_attention(
-    tmp_path: Path, backend: SDPBackend, share: float
-) -> None:
+def test_a_llama_costs_six_operations_a_weight_and_token_and_its_attention(tmp_path, backend, share):
     model, weights, attention = llama()
     nvprof_kit.annotate_model(model)
     tokens = torch.randint(0, 100, (2, 16))
@@ -174,7 +170,7 @@ def test_a_llama_costs_six_operations_a_weight_and_token_and_its_attention(
     assert sum(by_phase.values()) == sum(sums.values())
 
 
-def test_custom_operators_are_unknown_until_they_have_a_formula(tmp_path: Path) -> None:
+def test_custom_operators_are_unknown_until_they_have_a_formula(tmp_path):
     # PyTorch 2.4 cannot infer the schema from annotations that are strings
     @torch.library.custom_op("flops_test::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -196,7 +192,7 @@ def test_custom_operators_are_unknown_until_they_have_a_formula(tmp_path: Path) 
         del flop_registry[packet]
 
 
-def test_work_without_a_formula_is_unknown_and_what_multiplies_nothing_is_nothing(tmp_path: Path) -> None:
+def test_work_without_a_formula_is_unknown_and_what_multiplies_nothing_is_nothing(tmp_path):
     said = counted(tmp_path, lambda: torch.linalg.inv(torch.mv(torch.eye(3), torch.ones(3)).diag().relu() + 1e-3))
     assert {name for _, name in unknown(said)} == {"aten::mv", "aten::linalg_inv_ex"}
     said = counted(
@@ -206,7 +202,7 @@ def test_work_without_a_formula_is_unknown_and_what_multiplies_nothing_is_nothin
     assert not unknown(said)
 
 
-def test_a_thread_of_the_program_is_unknown_not_nothing(tmp_path: Path) -> None:
+def test_a_thread_of_the_program_is_unknown_not_nothing(tmp_path):
     model = Model()
     nvprof_kit.annotate_model(model, depth=2)
 
@@ -220,7 +216,7 @@ def test_a_thread_of_the_program_is_unknown_not_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_compiled_modules_run_eagerly_meanwhile(tmp_path: Path, whole: bool) -> None:
+def test_compiled_modules_run_eagerly_meanwhile(tmp_path, whole):
     torch._dynamo.reset()
     calls = []
 
@@ -255,7 +251,7 @@ def test_compiled_modules_run_eagerly_meanwhile(tmp_path: Path, whole: bool) -> 
     torch._dynamo.reset()
 
 
-def test_results_are_the_same_bits_and_nothing_stays(tmp_path: Path) -> None:
+def test_results_are_the_same_bits_and_nothing_stays(tmp_path):
     results = []
     for counting in (False, True):
         torch.manual_seed(0)
@@ -275,7 +271,7 @@ def test_results_are_the_same_bits_and_nothing_stays(tmp_path: Path) -> None:
     assert gone() is None
 
 
-def test_one_step_of_a_loop(tmp_path: Path) -> None:
+def test_one_step_of_a_loop(tmp_path):
     model = Model()
     nvprof_kit.annotate_model(model, depth=2)
     path = tmp_path / "run.flops.json"
@@ -295,7 +291,7 @@ def test_one_step_of_a_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_step", [None, 0])
-def test_after_an_exception_all_is_as_before_and_nothing_is_written(tmp_path: Path, at_step: int | None) -> None:
+def test_after_an_exception_all_is_as_before_and_nothing_is_written(tmp_path, at_step):
     model = Model()
     nvprof_kit.annotate_model(model, depth=2)
     path = tmp_path / "run.flops.json"
@@ -306,7 +302,7 @@ def test_after_an_exception_all_is_as_before_and_nothing_is_written(tmp_path: Pa
     counted(tmp_path, lambda: train(model))  # and it may begin again
 
 
-def test_what_cannot_be_counted_is_refused_before_it_runs(tmp_path: Path) -> None:
+def test_what_cannot_be_counted_is_refused_before_it_runs(tmp_path):
     with pytest.raises(UsageError, match=r"NAME\.flops\.json"), nvprof_kit.count_flops(tmp_path / "run.csv"):
         pass
     with pytest.raises(UsageError, match="cannot be written"), nvprof_kit.count_flops(tmp_path / "no" / "run.json"):
@@ -319,9 +315,7 @@ def test_what_cannot_be_counted_is_refused_before_it_runs(tmp_path: Path) -> Non
         pass
 
 
-def test_a_file_that_cannot_be_written_in_the_end_does_not_end_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_in_the_end_does_not_end_the_program(tmp_path, monkeypatch):
     def full(*_args: Any, **_kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -332,7 +326,7 @@ def test_a_file_that_cannot_be_written_in_the_end_does_not_end_the_program(
     assert counting.written is None and not list(tmp_path.iterdir())
 
 
-def test_each_rank_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_its_file(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with nvprof_kit.count_flops(tmp_path / "run.flops.json") as counting:
@@ -341,7 +335,7 @@ def test_each_rank_has_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads(counting.written.read_text())["rank"] == 3
 
 
-def test_the_shards_of_a_distributed_tensor_are_counted_not_its_whole(tmp_path: Path) -> None:
+def test_the_shards_of_a_distributed_tensor_are_counted_not_its_whole(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -449,14 +443,12 @@ TRAFFIC: dict[str, tuple[Callable[[torch.Tensor], object], dict[str, tuple[int, 
 
 
 @pytest.mark.parametrize(("run", "expected"), TRAFFIC.values(), ids=TRAFFIC)
-def test_traffic_is_each_storage_once_an_operator(
-    run: Callable[[torch.Tensor], object], expected: dict[str, tuple[int, int]], tmp_path: Path
-) -> None:
+def test_traffic_is_each_storage_once_an_operator(run, expected, tmp_path):
     x = torch.ones(LARGE)
     assert {name: sums for name, sums in traffic(counted(tmp_path, lambda: run(x))).items() if sums[0] > 8} == expected
 
 
-def test_a_causal_mask_leaves_half_of_the_scores(tmp_path: Path) -> None:
+def test_a_causal_mask_leaves_half_of_the_scores(tmp_path):
     query = torch.ones(1, 2, 64, 16)
     said = counted(tmp_path, lambda: nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True))
     (row,) = products(said)
@@ -464,7 +456,7 @@ def test_a_causal_mask_leaves_half_of_the_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_grouped_queries_are_counted_by_any_release(backward: bool, tmp_path: Path) -> None:
+def test_grouped_queries_are_counted_by_any_release(backward, tmp_path):
     query, key = torch.ones(2, 8, 16, 4, requires_grad=True), torch.ones(2, 2, 32, 4, requires_grad=True)
     attend = partial(nn.functional.scaled_dot_product_attention, query, key, key, enable_gqa=True)
     gradient = attend().sum().backward if backward else None
@@ -482,7 +474,7 @@ class Norm(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
 
-def test_fused_traffic_is_parameters_inputs_and_outputs_once(tmp_path: Path) -> None:
+def test_fused_traffic_is_parameters_inputs_and_outputs_once(tmp_path):
     """What a layer makes and uses itself, also in its backward, is none of it."""
     block = nn.Sequential(Norm(), nn.Linear(16, 16, bias=False), nn.ReLU(), nn.Linear(16, 8, bias=False))
     model = nn.Sequential(nn.Linear(16, 16, bias=False), block)
@@ -509,7 +501,7 @@ def test_fused_traffic_is_parameters_inputs_and_outputs_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
-def test_the_first_step_of_an_optimizer_counts_as_every_other(options: dict[str, bool], tmp_path: Path) -> None:
+def test_the_first_step_of_an_optimizer_counts_as_every_other(options, tmp_path):
     model = nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters(), **options)
     nvprof_kit.annotate_optimizer(optimizer)
@@ -525,6 +517,6 @@ def test_the_first_step_of_an_optimizer_counts_as_every_other(options: dict[str,
     assert first == second and first
 
 
-def test_nothing_counted_is_said(tmp_path: Path) -> None:
+def test_nothing_counted_is_said(tmp_path):
     with pytest.warns(UserWarning, match="no operator was counted"), nvprof_kit.count_flops(tmp_path / "a.json"):
         pass

@@ -1,17 +1,13 @@
 """Inference as steps: prefill, then decode, in the loops people run."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from model_zoo import make
-from support.ranges.sink import Outline
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -25,7 +21,7 @@ def top(sink) -> list[str]:
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generate_gives_a_prefill_and_decode_steps(sink, cache: str) -> None:
+def test_generate_gives_a_prefill_and_decode_steps(sink, cache):
     llama = make("llama").model.eval()
     prompt = torch.randint(0, 32, (2, 7))
     options = dict(max_new_tokens=3, min_new_tokens=3, do_sample=False, cache_implementation=cache)
@@ -42,7 +38,7 @@ def test_generate_gives_a_prefill_and_decode_steps(sink, cache: str) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "first"), [([[0, 5, 6]], "prefill"), ([[0]], "decode")])
-def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt: list[list[int]], first: str) -> None:
+def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt, first):
     model = make("t5").model.eval()
     with generation(model):
         model.generate(
@@ -113,7 +109,7 @@ LOOPS: dict[str, tuple[Callable[[nn.Module], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_steps_are_inferred(name: str, outline: Outline) -> None:
+def test_steps_are_inferred(name, outline):
     run, steps = LOOPS[name]
     model = small()
     with annotate_model(model):
@@ -123,7 +119,7 @@ def test_steps_are_inferred(name: str, outline: Outline) -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_steps_are_around_the_phases_of_the_program(timed: bool, outline: Outline, tmp_path: Path) -> None:
+def test_steps_are_around_the_phases_of_the_program(timed, outline, tmp_path):
     stage: Callable[[str], Any] = type(global_timer)(tmp_path).stage if timed else phase
     model = small()
     optimizer = sgd(model)
@@ -140,7 +136,7 @@ def test_steps_are_around_the_phases_of_the_program(timed: bool, outline: Outlin
     assert outline.outline == [*begun, "step 0", *of_step, "  pass", "    forward", *begun, "step 1", *of_step]
 
 
-def test_two_models_of_a_loop_share_its_steps(outline: Outline) -> None:
+def test_two_models_of_a_loop_share_its_steps(outline):
     first, second = small(), small()
     with annotate_model(first), annotate_model(second):
         optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
@@ -151,7 +147,7 @@ def test_two_models_of_a_loop_share_its_steps(outline: Outline) -> None:
 
 
 @pytest.mark.parametrize("gone", ["removed", "steps=False", "collected"])
-def test_nothing_is_inferred_any_more(gone: str, outline: Outline) -> None:
+def test_nothing_is_inferred_any_more(gone, outline):
     model = small()
     annotation = annotate_model(model, steps=gone != "steps=False")
     if gone == "removed":
@@ -167,9 +163,9 @@ def test_nothing_is_inferred_any_more(gone: str, outline: Outline) -> None:
     assert outline.outline == []
 
 
-def test_a_loop_is_annotated_with_its_model(outline: Outline) -> None:
+def test_a_loop_is_annotated_with_its_model(outline):
     model = small()
-    model.encode = model.forward  # type: ignore[assignment]
+    model.encode = model.forward
     optimizer = sgd(model)
     loader = DataLoader(torch.randn(4, 4), batch_size=2)
     with annotate_model(model, optimizer=optimizer, dataloader=loader, methods=["0.forward"]) as annotation:

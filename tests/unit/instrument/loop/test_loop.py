@@ -1,9 +1,6 @@
 """Steps, phases, marks, dataloaders and optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +14,7 @@ from nvprof_kit.errors import UsageError
 from nvprof_kit.names import Category
 
 
-def test_step_phase_mark(sink) -> None:
+def test_step_phase_mark(sink):
     @step()
     def train() -> str:
         with phase("forward"):
@@ -40,7 +37,7 @@ def test_step_phase_mark(sink) -> None:
     assert {(range_.category, range_.payload) for range_ in sink.ranges[1:3]} == {(Category.PHASE, None)}
 
 
-def test_dataloader(sink) -> None:
+def test_dataloader(sink):
     loader = DataLoader(list(range(4)), batch_size=2)
     ranged = annotate_dataloader(loader)
     assert len(ranged) == 2
@@ -55,7 +52,7 @@ def test_dataloader(sink) -> None:
     assert sink.ranges[0].category is Category.PHASE
 
 
-def test_optimizer(sink) -> None:
+def test_optimizer(sink):
     weight = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     handle = annotate_optimizer(optimizer)
@@ -141,7 +138,7 @@ WRAPPERS: dict[str, tuple[Callable[[nn.Sequential], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_the_steps_of_a_wrapped_optimizer_are_ranged_and_told(name: str, sink, tmp_path: Path) -> None:
+def test_the_steps_of_a_wrapped_optimizer_are_ranged_and_told(name, sink, tmp_path):
     make, count = WRAPPERS[name]
     model = net()
     optimizer = make(model)
@@ -160,7 +157,7 @@ def test_the_steps_of_a_wrapped_optimizer_are_ranged_and_told(name: str, sink, t
     assert sink.lines == []
 
 
-def test_a_pipeline_of_diffusers(sink) -> None:
+def test_a_pipeline_of_diffusers(sink):
     diffusers = pytest.importorskip("diffusers")
     unet = diffusers.UNet2DModel(
         sample_size=8,
@@ -181,6 +178,6 @@ def test_a_pipeline_of_diffusers(sink) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[nn.Linear(2, 2)], "model", object()])
-def test_what_is_no_model_is_an_error_that_says_so(wrong: object) -> None:
+def test_what_is_no_model_is_an_error_that_says_so(wrong):
     with pytest.raises(UsageError, match=r"annotate_model takes a torch\.nn\.Module, or a pipeline"):
-        annotate_model(wrong)  # type: ignore[arg-type]
+        annotate_model(wrong)

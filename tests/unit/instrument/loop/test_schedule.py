@@ -1,10 +1,7 @@
 """Schedules: which steps are recorded, and what a sink is told along a loop."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -59,7 +56,7 @@ def walk(schedule: Schedule, steps: int) -> list[tuple[str, Window | None]]:
         ("periodic", "." * 10 + ".....wwrrR" * 5 + "." * 5),
     ],
 )
-def test_steps(asked: Schedule | str | tuple[int, int], steps: str) -> None:
+def test_steps(asked, steps):
     schedule = Schedule.of(asked)
     assert schedule is not None and drawn(schedule, len(steps)) == steps
 
@@ -75,7 +72,7 @@ def test_steps(asked: Schedule | str | tuple[int, int], steps: str) -> None:
     ),
     st.integers(0, 60),
 )
-def test_every_schedule_agrees_with_itself(schedule: Schedule, steps: int) -> None:
+def test_every_schedule_agrees_with_itself(schedule, steps):
     assert Schedule.parse(str(schedule)) == schedule
     recorded = [step for step in range(steps) if schedule(step).records]
     last = schedule.last_step
@@ -87,7 +84,7 @@ def test_every_schedule_agrees_with_itself(schedule: Schedule, steps: int) -> No
     assert [window.number for window in told] == list(range(len(told)))
 
 
-def test_agrees_with_torch() -> None:
+def test_agrees_with_torch():
     profiler = pytest.importorskip("torch.profiler")
     for schedule in (*PRESETS.values(), Schedule(skip_first=2, wait=1, warmup=1, active=2, repeat=0)):
         theirs = profiler.schedule(**vars(schedule))
@@ -95,7 +92,7 @@ def test_agrees_with_torch() -> None:
         assert [ours(step) for step in range(100)] == [theirs(step) for step in range(100)]
 
 
-def test_what_a_sink_is_told() -> None:
+def test_what_a_sink_is_told():
     assert walk(Schedule(skip_first=1, warmup=2, active=2, repeat=2), 12) == [
         ("warm_up", Window(0, 3)),
         ("start", Window(0, 3)),
@@ -106,7 +103,7 @@ def test_what_a_sink_is_told() -> None:
     ]
 
 
-def test_an_exception_stops_the_window_and_passes() -> None:
+def test_an_exception_stops_the_window_and_passes():
     log = Log()
     with pytest.raises(RuntimeError, match="out of memory"), Windows(Schedule.between(0, 9), log) as windows:
         windows.step()
@@ -115,7 +112,7 @@ def test_an_exception_stops_the_window_and_passes() -> None:
 
 
 @pytest.mark.parametrize("asked", ["late", "3:", "5:5", "7:5", "1:2:3", "active=x", "active=0", "steps=3", "a=b=c"])
-def test_what_is_no_schedule_is_refused_in_one_line(asked: str) -> None:
+def test_what_is_no_schedule_is_refused_in_one_line(asked):
     with pytest.raises(UsageError) as refused:
         Schedule.of(asked)
     assert "\n" not in str(refused.value) and "schedule" in str(refused.value)
@@ -145,11 +142,11 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         (Schedule(active=2), Schedule(active=2)),
     ],
 )
-def test_what_is_taken_for_a_switch(asked: object, meant: Schedule | None) -> None:
+def test_what_is_taken_for_a_switch(asked, meant):
     assert Schedule.of(asked) == meant
 
 
-def test_the_environment_is_asked_where_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_asked_where_nothing_is_said(monkeypatch):
     monkeypatch.setenv("NVPROF_KIT_SCHEDULE", "3:5")
     assert Schedule.of() == Schedule.between(3, 5)
     assert Schedule.of(False) is None
@@ -160,7 +157,7 @@ def test_the_environment_is_asked_where_nothing_is_said(monkeypatch: pytest.Monk
         Schedule.of()
 
 
-def test_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_argument(capsys):
     parser = argparse.ArgumentParser()
     Schedule.add_argument(parser)
     assert parser.parse_args([]).profiling is None
@@ -172,29 +169,29 @@ def test_the_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert "schedule 'now and then' is none of" in capsys.readouterr().err
 
 
-def test_a_wrong_argument_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_wrong_argument_is_named_in_one_line(tmp_path):
     model = nn.Linear(2, 2)
     cases = {
-        "LayerProfiler: folder is 3; needed a path": lambda: LayerProfiler(model, "0:1", 3),  # type: ignore[arg-type]
-        "schedule=object is no schedule": lambda: LayerProfiler(model, object),  # type: ignore[arg-type]
-        "MemoryProfiler: folder is 3; needed a path": lambda: MemoryProfiler(model, None, 3),  # type: ignore[arg-type]
-        "MemoryProfiler: model is 'model'": lambda: MemoryProfiler("model"),  # type: ignore[arg-type]
-        "record: path is 5; needed a path": lambda: nvprof_kit.record(5),  # type: ignore[arg-type]
-        "schedule=3 is no schedule": lambda: nvprof_kit.record(schedule=3),  # type: ignore[arg-type]
-        "no step lies from 1 up to a": lambda: nvprof_kit.record(schedule=(1, "a")),  # type: ignore[arg-type]
-        "LayerProfiler: model is 'm'": lambda: LayerProfiler("m", "0:1"),  # type: ignore[arg-type]
-        "memory_snapshot: at_step is 'x'": lambda: memory_snapshot("a", at_step="x"),  # type: ignore[arg-type]
-        "annotate_model: select is 5": lambda: nvprof_kit.annotate_model(model, select=5),  # type: ignore[arg-type]
-        "annotate_model: methods is 5": lambda: nvprof_kit.annotate_model(model, methods=5),  # type: ignore[arg-type]
-        "annotate_model: memory is 5": lambda: nvprof_kit.annotate_model(model, memory=5),  # type: ignore[arg-type]
-        "step: number is 'x'": lambda: nvprof_kit.step("x"),  # type: ignore[arg-type]
-        "needed a function, a class or a name": lambda: nvprof_kit.layer_range(5),  # type: ignore[arg-type]
-        "generation: model is 5": lambda: nvprof_kit.generation(5),  # type: ignore[arg-type]
-        "count_flops: path is 5": lambda: nvprof_kit.count_flops(5),  # type: ignore[arg-type]
-        "Throughput: samples is 'x'": lambda: nvprof_kit.Throughput(samples="x"),  # type: ignore[arg-type]
-        "Utilisation: interval_s is 'x'": lambda: nvprof_kit.Utilisation("x"),  # type: ignore[arg-type]
+        "LayerProfiler: folder is 3; needed a path": lambda: LayerProfiler(model, "0:1", 3),
+        "schedule=object is no schedule": lambda: LayerProfiler(model, object),
+        "MemoryProfiler: folder is 3; needed a path": lambda: MemoryProfiler(model, None, 3),
+        "MemoryProfiler: model is 'model'": lambda: MemoryProfiler("model"),
+        "record: path is 5; needed a path": lambda: nvprof_kit.record(5),
+        "schedule=3 is no schedule": lambda: nvprof_kit.record(schedule=3),
+        "no step lies from 1 up to a": lambda: nvprof_kit.record(schedule=(1, "a")),
+        "LayerProfiler: model is 'm'": lambda: LayerProfiler("m", "0:1"),
+        "memory_snapshot: at_step is 'x'": lambda: memory_snapshot("a", at_step="x"),
+        "annotate_model: select is 5": lambda: nvprof_kit.annotate_model(model, select=5),
+        "annotate_model: methods is 5": lambda: nvprof_kit.annotate_model(model, methods=5),
+        "annotate_model: memory is 5": lambda: nvprof_kit.annotate_model(model, memory=5),
+        "step: number is 'x'": lambda: nvprof_kit.step("x"),
+        "needed a function, a class or a name": lambda: nvprof_kit.layer_range(5),
+        "generation: model is 5": lambda: nvprof_kit.generation(5),
+        "count_flops: path is 5": lambda: nvprof_kit.count_flops(5),
+        "Throughput: samples is 'x'": lambda: nvprof_kit.Throughput(samples="x"),
+        "Utilisation: interval_s is 'x'": lambda: nvprof_kit.Utilisation("x"),
         "str is not an optimizer": lambda: MemoryProfiler(model, "folder"),
-        "stacks='cpp' is neither": lambda: memory_snapshot(tmp_path / "run.pickle", stacks="cpp"),  # type: ignore[arg-type]
+        "stacks='cpp' is neither": lambda: memory_snapshot(tmp_path / "run.pickle", stacks="cpp"),
     }
     for text, call in cases.items():
         with pytest.raises(UsageError) as raised:

@@ -1,7 +1,5 @@
 """`MemoryProfiler`: each kind counted by hand, nothing kept alive, nothing changed, files as the documents show."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import itertools
@@ -55,7 +53,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
     return dict(folder=tmp_path / "memory_trace", pages=False)
 
 
-def test_the_five_kinds_by_hand(options: dict[str, Any]) -> None:
+def test_the_five_kinds_by_hand(options):
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     with MemoryProfiler(model, optimizer, **options) as profiler:
@@ -84,7 +82,7 @@ def begin(model: nn.Module, optimizer: Any = None, **options: Any) -> TimePoint:
     return profiler.points[0]
 
 
-def test_tied_weights_and_views_count_once(options: dict[str, Any]) -> None:
+def test_tied_weights_and_views_count_once(options):
     model = nn.Module()
     model.embed = nn.Embedding(10, 4)
     model.head = nn.Linear(4, 10, bias=False)
@@ -112,7 +110,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("world", [(5, 8)], indirect=True)
-def test_shards_count_by_their_local_part(world: None, options: dict[str, Any]) -> None:
+def test_shards_count_by_their_local_part(world, options):
     mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))
     model = nn.Module()
     model.weight = nn.Parameter(DTensor.from_local(torch.zeros(2, 4), mesh["dp"], [Shard(0)]))
@@ -126,7 +124,7 @@ def test_shards_count_by_their_local_part(world: None, options: dict[str, Any]) 
     RELEASE < (2, 6) and not torch.cuda.is_available(), reason="FSDP2 of this PyTorch makes streams of CUDA"
 )
 @pytest.mark.parametrize("world", [(0, 2)], indirect=True)
-def test_fsdp2(world: None, options: dict[str, Any]) -> None:
+def test_fsdp2(world, options):
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     model = mlp()
     for layer in (model[0], model[2], model):
@@ -141,7 +139,7 @@ def test_fsdp2(world: None, options: dict[str, Any]) -> None:
     assert end.sum_of("os_state") == 232 + 4 * 4
 
 
-def test_checkpointing_keeps_inputs_only(options: dict[str, Any]) -> None:
+def test_checkpointing_keeps_inputs_only(options):
     class Block(nn.Module):
         def __init__(self, reentrant: bool | None) -> None:
             super().__init__()
@@ -163,7 +161,7 @@ def test_checkpointing_keeps_inputs_only(options: dict[str, Any]) -> None:
     assert kept == [N * 4 * 4 + N * 8 * 4, N * 4 * 4, N * 4 * 4]
 
 
-def test_nothing_is_kept_alive(options: dict[str, Any]) -> None:
+def test_nothing_is_kept_alive(options):
     model = mlp()
     seen: list[weakref.ref[torch.Tensor]] = []
     model[1].register_forward_hook(lambda _module, _args, output: seen.append(weakref.ref(output)))
@@ -188,7 +186,7 @@ def test_nothing_is_kept_alive(options: dict[str, Any]) -> None:
     assert reference() is None
 
 
-def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
+def test_results_are_the_same_bit_for_bit(options):
     plain, profiled = mlp(), mlp()
     train(plain, torch.optim.AdamW(plain.parameters()), 3)
     optimizer = torch.optim.AdamW(profiled.parameters())
@@ -199,9 +197,7 @@ def test_results_are_the_same_bit_for_bit(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("compiled_before", [False, True])
 @pytest.mark.parametrize("name", [EAGER, "aot_eager"])
-def test_a_compiled_model_is_one_module_and_stays_compiled(
-    name: str, compiled_before: bool, options: dict[str, Any]
-) -> None:
+def test_a_compiled_model_is_one_module_and_stays_compiled(name, compiled_before, options):
     torch._dynamo.reset()
     graphs: list[int] = []
 
@@ -224,7 +220,7 @@ def is_followed(model: nn.Module) -> bool:
     return any("_compiled_call_impl" in vars(module) for module in model.modules())
 
 
-def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: dict[str, Any]) -> None:
+def test_the_hooks_are_gone_afterwards_also_after_an_exception(options):
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(MemoryError), MemoryProfiler(model, optimizer, **options) as profiler:
@@ -239,7 +235,7 @@ def test_the_hooks_are_gone_afterwards_also_after_an_exception(options: dict[str
     assert (profiler.folder / "memory.log").read_text().count("Memory State:") == 4
 
 
-def test_the_files_of_the_documents(tmp_path: Path) -> None:
+def test_the_files_of_the_documents(tmp_path):
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     with MemoryProfiler(model, optimizer, tmp_path) as profiler:
@@ -284,7 +280,7 @@ layer: activation_base, layer_mem: 0.00 MB, total_mem: 0.00 MB
 """
 
 
-def test_the_log_is_laid_out_as_internlm_does() -> None:
+def test_the_log_is_laid_out_as_internlm_does():
     rows = (
         Row("params", "embedding.weight", 806 << 20, "cuda:0"),
         Row("params", "blocks.0.weight", 96 << 20, "cuda:0"),
@@ -297,7 +293,7 @@ def test_the_log_is_laid_out_as_internlm_does() -> None:
 
 
 @pytest.mark.parametrize("other", [object(), nn.Linear(2, 2), [torch.optim.SGD([torch.zeros(1)]), None], "sgd"])
-def test_what_is_no_optimizer_is_refused(other: object, tmp_path: Path) -> None:
+def test_what_is_no_optimizer_is_refused(other, tmp_path):
     with pytest.raises(UsageError, match=r"is not an optimizer: it has no method step\(\)"):
         MemoryProfiler(nn.Linear(8, 8), other, tmp_path)
 
@@ -315,13 +311,13 @@ def on_another_thread(run: Callable[[], object]) -> None:
 
 @pytest.mark.skipif(RELEASE < (2, 6), reason="needs PyTorch's function of innermost hooks")
 @pytest.mark.parametrize("way", [under_other_hooks, on_another_thread])
-def test_activations_out_of_sight_are_a_warning(way: Callable[..., None], options: dict[str, Any]) -> None:
+def test_activations_out_of_sight_are_a_warning(way, options):
     model = nn.Sequential(nn.Linear(8, 8))
     with pytest.warns(UserWarning, match="could not see what autograd keeps in"), MemoryProfiler(model, **options):
         way(lambda: model(torch.randn(4, 8)).sum().backward())
 
 
-def test_master_copies_have_the_models_paths(options: dict[str, Any]) -> None:
+def test_master_copies_have_the_models_paths(options):
     model = mlp().to(torch.bfloat16)
     copies = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(copies, lr=0.1, momentum=0.9)
@@ -334,7 +330,7 @@ def test_master_copies_have_the_models_paths(options: dict[str, Any]) -> None:
     assert point.sum_of("os_state") == 232
 
 
-def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
+def test_layers_are_read_forward_and_backward_and_drawn(tmp_path):
     model = nn.Sequential(mlp())
     optimizer = torch.optim.AdamW(model.parameters())
     profiler = MemoryProfiler(model, optimizer, tmp_path)
@@ -358,7 +354,7 @@ def test_layers_are_read_forward_and_backward_and_drawn(tmp_path: Path) -> None:
     assert all(sum(row.bytes for row in point.rows) == point.allocator.allocated for point in profiler.points)
 
 
-def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_an_entry_that_fails_leaves_nothing(tmp_path):
     class Broken(torch.optim.SGD):
         def register_step_pre_hook(self, _hook: object) -> None:
             raise AttributeError("_optimizer_step_pre_hooks")
@@ -374,7 +370,7 @@ def test_an_entry_that_fails_leaves_nothing(tmp_path: Path) -> None:
         pass
 
 
-def test_a_model_that_nobody_calls_is_a_warning(tmp_path: Path) -> None:
+def test_a_model_that_nobody_calls_is_a_warning(tmp_path):
     model, other = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
@@ -407,9 +403,7 @@ def gained(call: Callable[[], Any]) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("make", [encoder, llama])
-def test_to_the_byte(
-    make: Callable[[], tuple[nn.Module, dict[str, torch.Tensor]]], mixed: bool, tmp_path: Path
-) -> None:
+def test_to_the_byte(make, mixed, tmp_path):
     torch.manual_seed(0)
     model, inputs = make()
 
@@ -429,7 +423,7 @@ def test_to_the_byte(
     assert result is not None
 
 
-def test_a_whole_step_to_the_byte(options: dict[str, Any]) -> None:
+def test_a_whole_step_to_the_byte(options):
     model, inputs = encoder()
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -443,7 +437,7 @@ def test_a_whole_step_to_the_byte(options: dict[str, Any]) -> None:
     assert point.sum_of("params") == sum(weight.nbytes for weight in model.parameters())
 
 
-def test_unknown_memory_is_told_by_its_size_and_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_memory_is_told_by_its_size_and_adds_up(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     sizes = [(0x1000, 512, 400), (0x2000, 32 * MIB, 32 * MIB), (0x4000000, 32 * MIB, 32 * MIB), (0x8001000, 512, 8)]
     sizes += [(0x8000000 + 0x400 * number, 1024, 1024) for number in range(4)]
@@ -491,7 +485,7 @@ class Memory:
         self.events.append({"action": "free_requested", "size": 10 * size, "user_metadata": self.label})
 
 
-def test_the_largest_allocation_of_each_call() -> None:
+def test_the_largest_allocation_of_each_call():
     memory = Memory()
     history = History(1, memory)
     boundaries = Boundaries(lambda: Counts(100, 100, 4096, 100), history)
@@ -531,11 +525,11 @@ def test_the_largest_allocation_of_each_call() -> None:
         ((9, 0), "nonsense", 32 * MIB),
     ],
 )
-def test_the_size_of_a_workspace(capability: tuple[int, int], setting: str, size: int) -> None:
+def test_the_size_of_a_workspace(capability, setting, size):
     assert allocator.workspace_bytes(capability, {"CUBLAS_WORKSPACE_CONFIG": setting}) == size
 
 
-def test_what_autocast_may_have_cast() -> None:
+def test_what_autocast_may_have_cast():
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2, dtype=torch.bfloat16))
     model[0].bias.requires_grad_(False)
     for options, weights in (({}, [("0.weight", 4 * 8 * 2)]), ({"cache_enabled": False}, []), ({"enabled": False}, [])):

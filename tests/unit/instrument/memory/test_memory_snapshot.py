@@ -1,11 +1,8 @@
 """`memory_snapshot` with the allocator played by a stand-in: when it records, labels, writes and stops."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,7 +50,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return allocator
 
 
-def test_labels_follow_step_phase_and_layer(allocator: Allocator, tmp_path: Path) -> None:
+def test_labels_follow_step_phase_and_layer(allocator, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     annotate_model(model, depth=1, backward=True)
     with memory_snapshot(tmp_path / "run.pickle") as recorded, step(7):
@@ -79,7 +76,7 @@ def test_labels_follow_step_phase_and_layer(allocator: Allocator, tmp_path: Path
     assert session.backend is None
 
 
-def test_a_thread_s_label_never_outlives_its_step(allocator: Allocator, tmp_path: Path) -> None:
+def test_a_thread_s_label_never_outlives_its_step(allocator, tmp_path):
     """PyTorch keeps a label for each thread: autograd's, between layers, must not bear the one of the step before."""
     with memory_snapshot(tmp_path / "run.pickle"), step(7), phase("backward"):
         before = len(allocator.labels)
@@ -92,7 +89,7 @@ def test_a_thread_s_label_never_outlives_its_step(allocator: Allocator, tmp_path
     assert [begin for begin, _ in stretches] == sorted(begin for begin, _ in stretches)
 
 
-def test_written_at_a_step(allocator: Allocator, tmp_path: Path) -> None:
+def test_written_at_a_step(allocator, tmp_path):
     with memory_snapshot(tmp_path / "run.pickle", at_step=1) as recorded:
         for number in range(4):
             with step(number):
@@ -101,7 +98,7 @@ def test_written_at_a_step(allocator: Allocator, tmp_path: Path) -> None:
     assert allocator.recording == ["all", None]
 
 
-def test_written_when_memory_runs_out_and_when_the_program_raises(allocator: Allocator, tmp_path: Path) -> None:
+def test_written_when_memory_runs_out_and_when_the_program_raises(allocator, tmp_path):
     with pytest.raises(MemoryError), memory_snapshot(tmp_path / "run.pickle") as recorded:
         allocator.observer(0, 1, 2, 3)
         raise MemoryError
@@ -115,7 +112,7 @@ def test_written_when_memory_runs_out_and_when_the_program_raises(allocator: All
     assert len(recorded.written) == 2
 
 
-def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
         memory_snapshot(tmp_path / "none" / "run.pickle").__enter__()
 
@@ -125,8 +122,8 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_program_runs(tmp_pa
     [(False, "native", "no CUDA here"), (True, "cudaMallocAsync", "not cudaMallocAsync")],
 )
 def test_where_there_is_no_history_it_warns_and_does_nothing(
-    has_cuda: bool, backend: str, reason: str, allocator: Allocator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    has_cuda, backend, reason, allocator, tmp_path, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
     with pytest.warns(UserWarning, match=reason), memory_snapshot(tmp_path / "run.pickle"):
@@ -147,7 +144,7 @@ class Noting(session.Nvtx):
         self.said.append((range_.text, range_.payload))
 
 
-def test_begin_end_and_a_peak_where_it_rises() -> None:
+def test_begin_end_and_a_peak_where_it_rises():
     levels = [session.Level(*level) for level in ((10, 10), (20, 20), (30, 90), (15, 90))]
     phase_range = session.Range("forward", Category.PHASE)
     layer, inner = session.Range("layers.0", Category.FORWARD), session.Range("layers.0.mlp", Category.BACKWARD)
@@ -176,7 +173,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Nvtx]:
     session._switch(None)
 
 
-def test_the_attached_tool_is_told_from_then_on(tool: session.Nvtx) -> None:
+def test_the_attached_tool_is_told_from_then_on(tool):
     session.add_memory_marks()
     assert isinstance(session.backend, session.Watch)
     assert session.backend.thread is tool.thread
@@ -186,7 +183,7 @@ def test_the_attached_tool_is_told_from_then_on(tool: session.Nvtx) -> None:
 
 
 @pytest.mark.parametrize(("value", "kind"), [("1", session.Watch), ("0", session.Nvtx), ("", session.Nvtx)])
-def test_the_environment_asks_for_it(value: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_asks_for_it(value, kind, monkeypatch):
     monkeypatch.setattr(session, "mode", "on")
     monkeypatch.setenv("NVPROF_KIT_MEMORY", value)
     assert type(session._tool_backend()) is kind
@@ -194,6 +191,6 @@ def test_the_environment_asks_for_it(value: str, kind: type, monkeypatch: pytest
     assert session._tool_backend() is None
 
 
-def test_one_at_a_time(allocator: Allocator, tmp_path: Path) -> None:
+def test_one_at_a_time(allocator, tmp_path):
     with memory_snapshot(tmp_path / "a.pickle"), pytest.raises(UsageError, match="end that snapshot first"):
         memory_snapshot(tmp_path / "b.pickle").__enter__()

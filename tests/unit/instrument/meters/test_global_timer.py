@@ -1,7 +1,5 @@
 """`global_timer`: its log to the letter, nesting, exceptions, ranges, and what it leaves when killed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -29,7 +27,7 @@ def lines(timer: GlobalTimer) -> list[str]:
     return timer.dump().read_text().splitlines()
 
 
-def test_the_line_is_that_of_profiler_tools(timer: GlobalTimer) -> None:
+def test_the_line_is_that_of_profiler_tools(timer):
     timer.start("forward")
     timer.stop("forward")
     path = timer.dump()
@@ -40,7 +38,7 @@ def test_the_line_is_that_of_profiler_tools(timer: GlobalTimer) -> None:
     assert end - start == pytest.approx(taken, abs=2e-6)
 
 
-def test_stages_nest_and_repeat(timer: GlobalTimer) -> None:
+def test_stages_nest_and_repeat(timer):
     @timer.stage("step")
     def step() -> None:
         with timer.stage("forward"):
@@ -53,19 +51,19 @@ def test_stages_nest_and_repeat(timer: GlobalTimer) -> None:
     assert [LINE.fullmatch(line)[2] for line in lines(timer)] == ["forward", "forward", "forward", "step"] * 2
 
 
-def test_a_stop_without_a_start_warns_and_goes_on(timer: GlobalTimer) -> None:
+def test_a_stop_without_a_start_warns_and_goes_on(timer):
     with pytest.warns(UserWarning, match="'forward' is stopped and was not started"):
         timer.stop("forward")
 
 
-def test_stages_are_phases(timer: GlobalTimer, sink) -> None:
+def test_stages_are_phases(timer, sink):
     with timer.stage("forward"), timer.stage("attention"):
         pass
     assert sink.lines == ["forward", "  attention"]
     assert [range_.category.value for range_ in sink.ranges] == ["phase", "phase"]
 
 
-def test_off_writes_nothing(timer: GlobalTimer) -> None:
+def test_off_writes_nothing(timer):
     timer.enabled = False
     with timer.stage("forward"):
         pass
@@ -73,7 +71,7 @@ def test_off_writes_nothing(timer: GlobalTimer) -> None:
     assert not timer.folder.exists()
 
 
-def test_a_folder_that_cannot_be_made_warns_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_warns_once(tmp_path):
     (tmp_path / "file").write_text("")
     timer = GlobalTimer(tmp_path / "file" / "log")
     with pytest.warns(UserWarning, match="nothing more is timed"), timer.stage("forward"):
@@ -83,7 +81,7 @@ def test_a_folder_that_cannot_be_made_warns_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
-def test_the_rank_is_the_launchers(variable: str, monkeypatch: pytest.MonkeyPatch, timer: GlobalTimer) -> None:
+def test_the_rank_is_the_launchers(variable, monkeypatch, timer):
     monkeypatch.setenv(variable, "3")
     with timer.stage("forward"):
         pass
@@ -92,7 +90,7 @@ def test_the_rank_is_the_launchers(variable: str, monkeypatch: pytest.MonkeyPatc
     assert path.read_text().startswith("[RANK 3] forward, ")
 
 
-def test_a_killed_rank_leaves_what_it_had(tmp_path: Path) -> None:
+def test_a_killed_rank_leaves_what_it_had(tmp_path):
     program = (
         "import os, signal\nfrom nvprof_kit import global_timer\n"
         "with global_timer.stage('forward'): pass\nglobal_timer.start('backward')\nos.kill(os.getpid(), signal.SIGKILL)"
@@ -102,7 +100,7 @@ def test_a_killed_rank_leaves_what_it_had(tmp_path: Path) -> None:
     assert LINE.fullmatch((tmp_path / "time_log" / "timer_rank0.log").read_text().strip())
 
 
-def test_ranks_that_nobody_told_apart_have_logs_of_their_own(tmp_path: Path) -> None:
+def test_ranks_that_nobody_told_apart_have_logs_of_their_own(tmp_path):
     program = (
         "import sys\nfrom nvprof_kit import global_timer\n"
         "with global_timer.stage('forward'): pass\nprint(global_timer.dump().name, flush=True)\nsys.stdin.readline()"

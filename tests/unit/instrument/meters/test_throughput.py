@@ -1,7 +1,5 @@
 """The throughput meter: by a clock of its own, the figures by hand."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 
@@ -34,7 +32,7 @@ def loop(meter: Throughput[int], clock: Clock, lengths: list[tuple[float, float]
         meter.step()
 
 
-def test_the_figures_by_hand(clock: Clock) -> None:
+def test_the_figures_by_hand(clock):
     meter = Throughput[int](samples=8, tokens=1000)
     loop(meter, clock, [(9.0, 9.0), (1.0, 3.0), (0.5, 1.5), (0.5, 3.5)])  # the first is warm-up
     found = meter.summary()
@@ -47,7 +45,7 @@ def test_the_figures_by_hand(clock: Clock) -> None:
     assert meter.summary(last=1).batch_cost.avg == 4.0
 
 
-def test_steps_of_their_own_size_and_what_does_not_count(clock: Clock) -> None:
+def test_steps_of_their_own_size_and_what_does_not_count(clock):
     meter = Throughput[int](warm_up=0)
     clock.seconds += 50
     meter.restart()  # the model was set up
@@ -59,7 +57,7 @@ def test_steps_of_their_own_size_and_what_does_not_count(clock: Clock) -> None:
     assert found.tokens is not None and (found.tokens.avg, found.tokens.max) == (200.0, 300.0)
 
 
-def test_it_prints_what_paddle_prints(clock: Clock) -> None:
+def test_it_prints_what_paddle_prints(clock):
     meter = Throughput[int](warm_up=0)
     clock.seconds += 2
     meter.step()
@@ -74,7 +72,7 @@ def test_it_prints_what_paddle_prints(clock: Clock) -> None:
     assert str(Throughput().summary()) == "Throughput: no step was timed"
 
 
-def test_a_loader_that_raises_ends_the_reading(clock: Clock) -> None:
+def test_a_loader_that_raises_ends_the_reading(clock):
     meter = Throughput[int](warm_up=0)
 
     def loader():

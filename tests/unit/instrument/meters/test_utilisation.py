@@ -1,14 +1,11 @@
 """Utilisation: the CPU for real, the GPU's library as it answers and as it fails."""
 
-from __future__ import annotations
-
 import csv
 import subprocess
 import sys
 import threading
 import time
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +25,7 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_a_busy_process_is_seen(tmp_path: Path) -> None:
+def test_a_busy_process_is_seen(tmp_path):
     with Utilisation(0.02, folder=tmp_path) as sampler:
         spin(0.4)
     busy = max(sample["cpu_process_percent"] for sample in sampler.samples if sample["device"] == "")
@@ -80,9 +77,7 @@ SECOND = "utilisation 81.0 %, temperature 61 °C, SM clock 1980 MHz"
         ("", []),
     ],
 )
-def test_gpus_go_by_the_ordinal_that_the_process_sees(
-    nvml: None, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str]
-) -> None:
+def test_gpus_go_by_the_ordinal_that_the_process_sees(nvml, monkeypatch, visible, expected):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with Utilisation(0.01) as sampler:
@@ -90,7 +85,7 @@ def test_gpus_go_by_the_ordinal_that_the_process_sees(
     assert [line.partition(" (mean of")[0] for line in sampler.lines()[1:]] == expected
 
 
-def test_off_means_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_means_no_thread(monkeypatch):
     monkeypatch.setattr(session, "mode", "off")
     with Utilisation(0.01) as sampler:
         assert sampler._thread is None
@@ -98,18 +93,18 @@ def test_off_means_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("missing", ["psutil", "pynvml"])
-def test_a_missing_library_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_says_what_to_install(missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ToolError, match=r'pip install "nvprof-kit\[utilisation\]"'):
         Utilisation()
 
 
-def test_a_program_that_ends_while_it_samples_ends() -> None:
+def test_a_program_that_ends_while_it_samples_ends():
     code = "from nvprof_kit import Utilisation\nUtilisation(0.01).start()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_gpu_is_that_of_the_thread_that_starts(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_that_of_the_thread_that_starts(nvml, monkeypatch):
     mine = threading.get_ident()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: int(threading.get_ident() == mine))

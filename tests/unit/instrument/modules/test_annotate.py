@@ -1,7 +1,5 @@
 """`annotate_model`: what it ranges, and what its handle does."""
 
-from __future__ import annotations
-
 import builtins
 
 import pytest
@@ -40,7 +38,7 @@ class Net(nn.Module):
 TOKENS = torch.arange(6).reshape(2, 3)
 
 
-def test_default_selection() -> None:
+def test_default_selection():
     paths = annotate_model(Net()).paths
     assert paths[:4] == ("Net", "embed", "layers.0", "layers.0.self_attn")
     assert {"layers.1.norm2", "norm", "head", "unused"} <= set(paths)
@@ -48,7 +46,7 @@ def test_default_selection() -> None:
     assert "layers.0.self_attn.out_proj" not in paths
 
 
-def test_default_selection_goes_around_the_blocks() -> None:
+def test_default_selection_goes_around_the_blocks():
     assert annotate_model(make("llama").model).paths == (
         "LlamaForCausalLM",
         "model",
@@ -67,7 +65,7 @@ def test_default_selection_goes_around_the_blocks() -> None:
     assert "decoder.final_layer_norm" in paths
 
 
-def test_model_without_blocks() -> None:
+def test_model_without_blocks():
     assert annotate_model(nn.Sequential(nn.Linear(2, 2), nn.ReLU())).paths == ("Sequential", "0", "1")
 
 
@@ -81,18 +79,18 @@ def test_model_without_blocks() -> None:
         (lambda path, module: path.count(".") == 1 and hasattr(module, "linear1"), ("layers.0", "layers.1")),
     ],
 )
-def test_select(select, expected) -> None:
+def test_select(select, expected):
     assert annotate_model(Net(), select=select).paths == expected
 
 
-def test_depth() -> None:
+def test_depth():
     assert annotate_model(Net(), depth=0).paths == ("Net",)
     paths = "net embed layers.0 layers.1 norm same head unused"
     assert annotate_model(Net(), depth=1, root="net").paths == tuple(paths.split())
     assert "layers.0.self_attn.out_proj" in annotate_model(Net(), depth="leaf").paths
 
 
-def test_usage_errors() -> None:
+def test_usage_errors():
     net = Net()
     for options in ({"select": "x", "depth": 1}, {"select": "nowhere.*"}, {"depth": "deep"}, {"depth": -1}):
         with pytest.raises(UsageError):
@@ -107,7 +105,7 @@ def test_usage_errors() -> None:
     annotate_model(net).remove()
 
 
-def test_nothing_is_installed_while_nobody_listens(sink) -> None:
+def test_nothing_is_installed_while_nobody_listens(sink):
     session.deactivate()
     net = Net()
     handle = annotate_model(net)
@@ -125,7 +123,7 @@ def test_nothing_is_installed_while_nobody_listens(sink) -> None:
     assert ranged(net) == 0
 
 
-def test_shared_modules_bear_their_first_path(sink) -> None:
+def test_shared_modules_bear_their_first_path(sink):
     net = Net()
     net.layers[1] = net.layers[0]
     handle = annotate_model(net)
@@ -135,7 +133,7 @@ def test_shared_modules_bear_their_first_path(sink) -> None:
     assert [line.strip() for line in sink.lines].count("layers.0 backward") == 2
 
 
-def test_wrappers_do_not_show(sink) -> None:
+def test_wrappers_do_not_show(sink):
     net = Net()
     wrapper = nn.Module()
     wrapper.module = net
@@ -146,7 +144,7 @@ def test_wrappers_do_not_show(sink) -> None:
     assert sink.lines[:2] == ["Net", "  embed"]
 
 
-def test_forward_that_raises_closes_its_ranges(sink) -> None:
+def test_forward_that_raises_closes_its_ranges(sink):
     net = Net()
     annotate_model(net)
     net.layers[1].linear1.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -157,7 +155,7 @@ def test_forward_that_raises_closes_its_ranges(sink) -> None:
     net(TOKENS).sum().backward()
 
 
-def test_decorated_class_in_an_annotated_model_is_ranged_once(sink) -> None:
+def test_decorated_class_in_an_annotated_model_is_ranged_once(sink):
     @layer_range
     class Block(nn.Linear):
         pass
@@ -170,7 +168,7 @@ def test_decorated_class_in_an_annotated_model_is_ranged_once(sink) -> None:
     assert sink.lines[3:] == ["Block.0"]
 
 
-def test_a_cell_of_ipython_run_again_replaces_what_it_annotated(sink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_of_ipython_run_again_replaces_what_it_annotated(sink, monkeypatch):
     monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)  # which the shell sets, and leaves
     monkeypatch.setattr(builtins, "get_ipython", None, raising=False)
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell()

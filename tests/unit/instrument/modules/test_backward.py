@@ -1,7 +1,5 @@
 """Backward passes of every kind: nested, aborted, repeated, partial, on no gradients at all."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 
@@ -17,7 +15,7 @@ def lines_of(sink, what: str) -> list[str]:
     return [line.strip() for line in sink.lines if line.endswith(what)]
 
 
-def test_backward_nests_in_reverse(sink) -> None:
+def test_backward_nests_in_reverse(sink):
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     annotate_model(model, depth="leaf")
     with step(0), phase("backward"):
@@ -38,7 +36,7 @@ def test_backward_nests_in_reverse(sink) -> None:
     ]
 
 
-def test_aborted_backward_leaves_nothing_open(sink) -> None:
+def test_aborted_backward_leaves_nothing_open(sink):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     annotate_model(model)
     hidden = model[0](torch.ones(1, 2))
@@ -51,7 +49,7 @@ def test_aborted_backward_leaves_nothing_open(sink) -> None:
     assert lines_of(sink, " backward") == ["Sequential backward", "1 backward", "0 backward"]
 
 
-def test_an_inner_backward_that_fails_is_survived(sink) -> None:
+def test_an_inner_backward_that_fails_is_survived(sink):
     inner = nn.Linear(2, 2)
     annotate_model(inner)
 
@@ -89,7 +87,7 @@ def on_a_thread(function: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("nodes_before", [0, 7, 40])
 @pytest.mark.parametrize("name", ["checkpoint_reentrant", "checkpoint_non_reentrant"])
-def test_recomputes_on_a_thread_that_counts_nodes_by_itself(name: str, nodes_before: int, sink) -> None:
+def test_recomputes_on_a_thread_that_counts_nodes_by_itself(name, nodes_before, sink):
     """Autograd's threads, one for each GPU, number what is run again there from their own zero on, so that these
     numbers say nothing about the nodes that were made where the forward ran.
     """
@@ -109,7 +107,7 @@ def test_recomputes_on_a_thread_that_counts_nodes_by_itself(name: str, nodes_bef
     assert sink.lines == expected
 
 
-def test_a_gradient_inside_a_forward(sink) -> None:
+def test_a_gradient_inside_a_forward(sink):
     weight = torch.ones(2, requires_grad=True)
 
     @layer_range("penalty")
@@ -126,7 +124,7 @@ def test_a_gradient_inside_a_forward(sink) -> None:
     assert "    inner backward" in sink.lines
 
 
-def test_vmap_and_functional_gradients(sink) -> None:
+def test_vmap_and_functional_gradients(sink):
     model = nn.Linear(2, 2)
     annotate_model(model)
     weights = dict(model.named_parameters())

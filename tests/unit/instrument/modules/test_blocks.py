@@ -1,7 +1,5 @@
 """Blocks are found by structure in models of every family, and their kinds by class, list and the user's own rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -98,7 +96,7 @@ MODELS: list[tuple[str | Callable[[], nn.Module], str]] = [
 
 
 @pytest.mark.parametrize(("model", "blocks"), MODELS)
-def test_blocks(model: str | Callable[[], nn.Module], blocks: str) -> None:
+def test_blocks(model, blocks):
     made = make(model).model if isinstance(model, str) else model()
     assert [part.path for part in find_blocks(Submodule("", made))] == blocks.split()
 
@@ -115,7 +113,7 @@ VIDEO = ["spatial_blocks.0", "spatial_blocks.1", "temporal_blocks.0", "temporal_
         (Other, {"temporal_blocks.*": "temporal", "*.norm": "norm"}, ["Block", "Block", "temporal", "temporal"]),
     ],
 )
-def test_kinds(temporal: type[Block], rules: dict[str, str], kinds: list[str]) -> None:
+def test_kinds(temporal, rules, kinds):
     model = Holder(spatial_blocks=some(Block(), Block()), temporal_blocks=some(temporal(), temporal()))
     parts = dict.fromkeys((f"{path}.norm" for path in VIDEO), "norm") if "*.norm" in rules else {}
     assert block_kinds(model, rules) == dict(zip(VIDEO, kinds, strict=True)) | parts

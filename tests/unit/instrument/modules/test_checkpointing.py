@@ -1,7 +1,5 @@
 """Checkpoints inside a layer's own forward: what they run again is the layer's recompute."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from model_zoo import make
@@ -52,7 +50,7 @@ def depth_and_text(line: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_it_is_recompute_of_the_layer_around_its_parts(reentrant: bool, sink: Sink) -> None:
+def test_it_is_recompute_of_the_layer_around_its_parts(reentrant, sink):
     torch.manual_seed(0)
     model = nn.Sequential(Block(reentrant), Block(reentrant))
     session.deactivate()
@@ -68,7 +66,7 @@ def test_it_is_recompute_of_the_layer_around_its_parts(reentrant: bool, sink: Si
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpointed_call_of_a_ranged_module_says_so_itself(reentrant: bool, sink: Sink) -> None:
+def test_a_checkpointed_call_of_a_ranged_module_says_so_itself(reentrant, sink):
     class Holder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -84,7 +82,7 @@ def test_a_checkpointed_call_of_a_ranged_module_says_so_itself(reentrant: bool, 
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_one_that_fails_leaves_nothing_open(reentrant: bool, sink: Sink) -> None:
+def test_one_that_fails_leaves_nothing_open(reentrant, sink):
     model = nn.Sequential(Block(reentrant), Block(reentrant))
     with annotate_model(model, depth=2):
         model[0].fails = True
@@ -97,7 +95,7 @@ def test_one_that_fails_leaves_nothing_open(reentrant: bool, sink: Sink) -> None
     assert passed(sink)[0] == "1 recompute" and sink.open_count() == 0
 
 
-def test_of_the_blocks_of_transformers(sink: Sink) -> None:
+def test_of_the_blocks_of_transformers(sink):
     model, loss_of = make("llama")
     model.train().gradient_checkpointing_enable({"use_reentrant": False})
     with annotate_model(model):
@@ -109,7 +107,7 @@ def test_of_the_blocks_of_transformers(sink: Sink) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_inside_a_checkpoint(reentrant: bool, sink: Sink) -> None:
+def test_a_checkpoint_inside_a_checkpoint(reentrant, sink):
     class Twice(Block):
         def inside(self, x: torch.Tensor, scale: float) -> torch.Tensor:
             return checkpoint(super().inside, x.sin(), scale, use_reentrant=reentrant)

@@ -1,7 +1,5 @@
 """`layer_range` on everything that can be called, resumed or entered."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import pickle
@@ -298,7 +296,7 @@ def calls(run: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("annotated_before", [False, True])
-def test_an_idle_call_enters_the_function_and_its_wrapper_alone(annotated_before: bool, sink) -> None:
+def test_an_idle_call_enters_the_function_and_its_wrapper_alone(annotated_before, sink):
     if annotated_before:
         Block().decorated(1)
     session.deactivate()

@@ -1,7 +1,5 @@
 """Any program leaves its threads' ranges balanced, and a backward pass runs each node in the layers that made it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -66,16 +64,16 @@ def check_balance(program: list[Any]) -> None:
 @pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.recursive(simple, around, max_leaves=15), min_size=1, max_size=5))
-def test_any_program_is_balanced(program: list[Any]) -> None:
+def test_any_program_is_balanced(program):
     check_balance(program)
 
 
-def test_a_program_that_does_everything_is_balanced() -> None:
+def test_a_program_that_does_everything_is_balanced():
     check_balance(programs.EVERYTHING)
 
 
 @pytest.mark.slow
-def test_nothing_is_left_behind() -> None:
+def test_nothing_is_left_behind():
     """In a process of its own, whose objects and memory are those of the programs alone."""
     assert len(programs.run(programs.EVERYTHING)[0]) > 50
     run = (
@@ -112,7 +110,7 @@ calls_of_layers = st.recursive(
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(calls_of_layers, min_size=1, max_size=4), st.booleans())
-def test_a_node_runs_backward_in_the_calls_that_made_it(sink: Any, program: list[Any], in_a_model: bool) -> None:
+def test_a_node_runs_backward_in_the_calls_that_made_it(sink, program, in_a_model):
     """Random layers in layers, with skip connections over any of them, by arguments; each returns what it made last.
 
     Of nodes outside all layers nothing is asked: one from before a layer that only nodes after it use runs in it.
@@ -144,7 +142,7 @@ def test_a_node_runs_backward_in_the_calls_that_made_it(sink: Any, program: list
 
 
 @pytest.mark.parametrize("depth", [1, 70])  # the engine moves to a thread of its own below a depth of 60
-def test_a_call_inside_backward_passes_is_a_recompute(depth: int, sink: Any) -> None:
+def test_a_call_inside_backward_passes_is_a_recompute(depth, sink):
     @layer_range("layer")
     def layer(x: torch.Tensor) -> None: ...
 
@@ -227,7 +225,7 @@ def judge(events: list[Event]) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("depth", [None, pytest.param(1, marks=pytest.mark.full), "leaf"])
 @pytest.mark.parametrize("name", ZOO)
-def test_backward_operators_land_in_the_layer_of_their_forward(name: str, depth: Any, tmp_path: Path) -> None:
+def test_backward_operators_land_in_the_layer_of_their_forward(name, depth, tmp_path):
     total, wrong = judge(record(make(name), tmp_path / "trace.json", depth=depth))
     assert total > 10
     assert not wrong, "\n".join(wrong)

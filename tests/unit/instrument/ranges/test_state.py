@@ -1,7 +1,5 @@
 """Whether ranges are emitted, and what importing the package costs: each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -33,11 +31,11 @@ BACKEND = "from nvprof_kit._instrument import session; print(type(session.backen
         ({"NVPROF_KIT": "off", "NVTX_INJECTION64_PATH": "/nowhere/lib.so"}, "NoneType"),
     ],
 )
-def test_the_environment_decides(environ: dict[str, str], backend: str) -> None:
+def test_the_environment_decides(environ, backend):
     assert python(BACKEND, **environ) == backend
 
 
-def test_off_returns_the_function_itself() -> None:
+def test_off_returns_the_function_itself():
     program = """
 from nvprof_kit import layer_range, annotate_model
 import nvprof_kit._instrument.session as session
@@ -53,13 +51,13 @@ assert session.backend is None and "_compiled_call_impl" not in vars(net)
     assert python(program, NVPROF_KIT="off") == ""
 
 
-def test_a_bad_value_warns_once() -> None:
+def test_a_bad_value_warns_once():
     said = python(BACKEND, NVPROF_KIT="yes")
     assert "NVPROF_KIT='yes' is not one of auto, on, off; using auto" in said
     assert "NoneType" in said
 
 
-def test_ranges_without_torch() -> None:
+def test_ranges_without_torch():
     program = """
 import sys
 from nvprof_kit import layer_range, mark, phase, step
@@ -73,7 +71,7 @@ assert "torch" not in sys.modules
     assert python(program, NVPROF_KIT="on") == ""
 
 
-def test_the_recorder_wakes_and_quietens() -> None:
+def test_the_recorder_wakes_and_quietens():
     program = """
 import torch, json, tempfile, os
 from nvprof_kit import annotate_model, layer_range, step
@@ -127,5 +125,5 @@ COLLECTIONS = {
 
 
 @pytest.mark.parametrize("program", COLLECTIONS)
-def test_a_full_collection_is_a_range_in_order_with_all_others(program: str) -> None:
+def test_a_full_collection_is_a_range_in_order_with_all_others(program):
     assert python(f"{RECORDED}\n{program}\nprint(seen)", NVPROF_KIT="on") == str(COLLECTIONS[program])
