@@ -85,7 +85,7 @@ def add_structure(trace: Trace) -> Trace:
 def _names(stacks: list[Pass]) -> list[str]:
     if len(stacks) == 1:
         return ["blocks"]
-    widths = [model_pass.width for model_pass in stacks]
+    widths = [len(model_pass.groups[0]) for model_pass in stacks]
     if len(stacks) == 2 and sorted(widths) == [1, 2]:
         return ["decoder.blocks" if width == 2 else "encoder.blocks" for width in widths]
     return [f"stack{number}.blocks" for number in range(len(stacks))]

@@ -30,16 +30,18 @@ _NEUTRAL = re.compile(r"unpack_cudnn|compute_dot|convert_dq|reduce_head|preproce
 _SCAN = re.compile(r"depthwise|causal_conv1d|selective_(scan|state)|chunk_scan|delta_rule", re.I)
 _LOSS = re.compile(r"softmax_warp_\w+<[^<>]*?\d+, (?:\(bool\)1|true),|log_?softmax|cross_?entropy|nll_loss", re.I)
 _ENDS = re.compile(_LOSS.pattern + r"|argmax", re.I)
-_CONVOLUTION = re.compile(r"fprop|implicit_?gemm|im2col|nchwToNhwc|conv(?!ert).*2d(?!.*depthwise)", re.I)
+_CONVOLUTION = re.compile(r"fprop|implicit_?gemm|im2col|nchwToNhwc|_convolve|conv(?!ert).*2d(?!.*depthwise)", re.I)
 _SUM = re.compile(r"CUDAFunctor_add<(?!long|int|bool)")
 _CONTIGUOUS = re.compile(r"vectorized_elementwise_kernel<")
 _SUM_AND_NORM = re.compile(r"add_?\w{0,12}(rms|layer)_?norm|(rms|layer)_?norm\w*add|triton_\w*add\w*(rsqrt|norm)", re.I)
 _COPIES = re.compile(r"multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<")
-_SELECTION = re.compile(r"topk|sort", re.I)
+_ANGLES = re.compile(r"(^|[^a-z])(sin|cos)(_|$)", re.I)
+_ROOT = re.compile(r"rsqrt", re.I)
+_SELECTION = re.compile(r"topk|sort|MaxOps|_scan_", re.I)
 _CANDIDATES, _RECURS = 64, 0.8
 """Of a stretch without attention so many kernels are tried as anchors; so much of what is between two recurs."""
-_GROUP = 32
-"""At most so many kernels between two anchors of one attention, and between a softmax and its products."""
+_GROUP = 12
+"""At most so many kernels between two anchors of one attention."""
 
 
 class Anchor(NamedTuple):
@@ -64,7 +66,7 @@ class Sequence:
         call: Index into `Trace.api` of its launch, or `NONE`.
         time: When it was launched.
         duration: GPU time in ns.
-        outer: Whether it may belong to the model's ends: a look-up, a convolution, or as `end`.
+        outer: Whether it may belong to the model's ends: a look-up, a convolution, a sine or cosine, or as `end`.
         end: Whether it belongs to no block: the loss, sampling, the optimizer.
         product: Whether it is a matrix product.
         sums: Whether it adds two tensors, as a block ends.
@@ -115,15 +117,21 @@ def sequences(trace: Trace) -> list[Sequence]:
     is_product, is_norm = np.zeros((2, len(names.ends)), dtype=bool)
     is_product[token[_is_a(coarse, "gemm")]] = True
     is_norm[token[_is_a(coarse, "norm")]] = True
+    is_norm |= names.root
     owner = np.stack([pid, device])[:, order]
     cuts = np.flatnonzero(np.any(owner[:, 1:] != owner[:, :-1], axis=0)) + 1
     device_sequences = []
     for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(row)], strict=True):
         of_device = slice(low, high)
         anchors = _anchors(token[of_device], coarse[of_device], call_tid[call[of_device]], names)
+        firsts = np.array([low + anchor.first for anchor in anchors] + [high])
+        # the angles of timesteps or positions are computed before the first block's products, those in a block after
+        positions = low + np.flatnonzero(names.angles[token[of_device]])
+        products = np.concatenate([[0], np.cumsum(product)])
+        outer[positions] |= products[firsts[np.searchsorted(firsts[:-1], positions)]] > products[positions]
         # convolutions that few stretches between anchors have embed patches or sounds
         positions = low + np.flatnonzero(names.convolution[token[of_device]])
-        stretches = pd.Series(np.searchsorted([low + anchor.first for anchor in anchors], positions))
+        stretches = pd.Series(np.searchsorted(firsts[:-1], positions))
         stretches_of_kernel = stretches.groupby(token[positions]).transform("nunique").to_numpy()
         outer[positions] |= stretches_of_kernel <= len(anchors) / 4
         device_sequences.append(
@@ -162,26 +170,29 @@ class _Names:
 
         self.backward, self.neutral, self.scan = flags(_BACKWARD), flags(_NEUTRAL), flags(_SCAN)
         self.loss, self.ends, self.selection = flags(_LOSS), flags(_ENDS), flags(_SELECTION)
-        self.sums, self.copies = flags(_SUM), flags(_COPIES)
+        self.sums, self.copies, self.root = flags(_SUM), flags(_COPIES), flags(_ROOT)
+        self.angles = flags(_ANGLES)
         self.convolution = flags(_CONVOLUTION) & ~self.scan
         self.sums_and_norms = flags(_SUM_AND_NORM)
         self.contiguous_sums = self.sums & flags(_CONTIGUOUS)
 
 
 def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Names) -> tuple[Anchor, ...]:
-    """The anchors of a sequence: fused attention, scans, and each softmax between two products that selects no expert.
+    """The anchors of a sequence: fused attention, scans, and each softmax that selects no expert and is no loss.
 
     A softmax is an anchor of backward passes only if it is one of forward passes.
     """
     product = _is_a(coarse, "gemm", "experts")
     softmax = _is_a(coarse, "softmax") & ~names.loss[token]
-    softmax &= ~_near(names.selection[token] | _is_a(coarse, "experts"), 6, 6)
-    before, after = _near(product, _GROUP, 0), _near(product, 0, _GROUP)
-    softmax &= (before & after) if names.selection[token].any() else (before | after)
-    # what classifies weights no product: the next one is a convolution, of the next run, or there is none
-    products = np.append(np.flatnonzero(product), len(token))
-    is_convolution = np.append(names.convolution[token], True)
-    softmax &= names.backward[token] | ~is_convolution[products[np.searchsorted(products, np.arange(len(token)))]]
+    # attention's weights another product: nothing is selected between the two, as experts are, and it is no convolution
+    positions, products = np.flatnonzero(softmax), np.concatenate([[-1], np.flatnonzero(product), [len(token)]])
+    number = np.searchsorted(products, positions)
+    is_backward = names.backward[token[positions]]
+    weighted = np.where(is_backward, products[number - 1], products[number])
+    selected = np.concatenate([[0], np.cumsum(names.selection[token] | _is_a(coarse, "experts"))])
+    softmax[positions] = selected[np.maximum(weighted, 0)] == selected[positions]
+    is_end = np.append(names.convolution[token], True)  # of the capture, or of a network that classifies
+    softmax[positions] &= ~is_end[weighted]
     mixer = softmax | _is_a(coarse, "attention", "ssm")
     anchor = mixer | names.scan[token]
     if not mixer.any() and not _is_a(coarse, "embedding").any():
@@ -217,9 +228,10 @@ def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Nam
 
 def _recurring(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Names) -> tuple[Anchor, ...]:
     """Anchors of a model without attention or scans: in each stretch between look-ups, losses and changes of thread,
-    the kernel that recurs the fewest times, with alike kernels between.
+    the kernel that recurs the fewest times, with alike kernels between. A recommender, say, has no norms.
     """
     outer = names.ends[token] | _is_a(coarse, "embedding", "optimizer", "sampling")
+    norm = names.root[token] | _is_a(coarse, "norm")
     backward = np.isin(tid, np.unique(tid[names.backward[token]]))
     backward &= not backward.all()
     cuts = np.flatnonzero(outer[1:] | outer[:-1] | (backward[1:] != backward[:-1])) + 1
@@ -229,28 +241,21 @@ def _recurring(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _N
         stretch = token[start:end]
         key = stretch.tobytes()
         if key not in recurring_in:
-            recurring_in[key] = _fewest(stretch)
+            recurring_in[key] = _fewest(stretch, norm[start:end] | backward[start:end])
         direction = BACKWARD if backward[start] else FORWARD
         anchors += [Anchor(start + position, start + position, direction) for position in recurring_in[key].tolist()]
-    return tuple(anchors)
+    return tuple(anchors) if any(anchor.direction == FORWARD for anchor in anchors) else ()
 
 
-def _fewest(stretch: Int64Array) -> Int64Array:
-    """Positions of the kernel that recurs the fewest times, at least three, over most of a stretch."""
+def _fewest(stretch: Int64Array, norm: Bools) -> Int64Array:
+    """Positions of the kernel that recurs the fewest times, at least three, over most of a stretch, with norms."""
+    norms = np.cumsum(norm)
     kernels, counts = np.unique(stretch, return_counts=True)
     for kernel in kernels[np.argsort(counts, kind="stable")][np.sort(counts) >= 3][:_CANDIDATES].tolist():
         positions = np.flatnonzero(stretch == kernel)
         between = [np.bincount(stretch[a:b], minlength=kernels[-1] + 1) for a, b in pairwise(positions)]
         similarities = [np.minimum(a, b).sum() / np.maximum(a, b).sum() for a, b in pairwise(between)]
-        if min(similarities) >= _RECURS and positions[-1] - positions[0] >= len(stretch) / 2:
+        has_norms = (np.diff(norms[positions]) > 0).all()
+        if has_norms and min(similarities) >= _RECURS and positions[-1] - positions[0] >= len(stretch) / 2:
             return positions
     return np.zeros(0, dtype=np.int64)
-
-
-def _near(marked: Bools, before: int, after: int) -> Bools:
-    """Which positions have a marked one at most so far before or after them."""
-    sums = np.concatenate([[0], np.cumsum(marked)])
-    index = np.arange(len(marked))
-    low, high = np.maximum(index - before, 0), np.minimum(index + after + 1, len(marked))
-    near: Bools = sums[high] > sums[low]
-    return near

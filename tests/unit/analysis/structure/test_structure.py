@@ -85,6 +85,37 @@ def test_a_model_without_attention_has_the_kernels_that_recur(tmp_path: Path) ->
     assert block_names(capture) == {f"blocks.{number}" for number in range(5)}
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_block_has_all_its_attentions(count: int, tmp_path: Path) -> None:
+    """A decoder's two, to itself and to an encoder; some have three."""
+    attentions = [kernel for number in range(count) for kernel in (*_BLOCK[:5], *["gelu"] * (6 * number))]
+    block = [*attentions, *_BLOCK[5:]]
+    capture = program(tmp_path / "a.sqlite", [_EDGES[0], *block * 5, _NORM, _GEMM, _EDGES[1]] * 2)
+    assert block_names(capture) == {f"blocks.{number}" for number in range(5)}
+    parts = set(nvprof_kit.open(capture).layers().rows["layer"])
+    assert ("blocks.2.cross_attention" in parts) == (count > 1)
+
+
+@pytest.mark.parametrize(("first", "last", "calls"), [(17, 0, 3), (0, 17, 4), (17, 17, 3)])
+def test_a_capture_that_begins_or_ends_within_a_pass_has_the_blocks_of_the_others(
+    first: int, last: int, calls: int, tmp_path: Path
+) -> None:
+    kernels = [_EDGES[0], *_BLOCK * 5, _NORM, _GEMM, _EDGES[1]] * 4
+    rows = nvprof_kit.open(program(tmp_path / "a.sqlite", kernels[first : len(kernels) - last])).layers().rows
+    blocks = rows[rows["layer"].str.fullmatch(r"blocks\.\d")].set_index("layer")["calls"]
+    assert set(blocks.index) == {f"blocks.{number}" for number in range(5)}
+    assert blocks["blocks.0"] == calls
+    assert blocks["blocks.4"] == (3 if last else 4)
+
+
+def test_angles_before_the_first_block_tell_the_steps_of_a_diffusion_model_apart(tmp_path: Path) -> None:
+    """Its second step runs other kernels for its products."""
+    step = ["sin_kernel_cuda", "cos_kernel_cuda", _GEMM, *_BLOCK * 4, _NORM, _GEMM]
+    other = ["sm90_other_gemm_kernel" if kernel == _GEMM else kernel for kernel in step]
+    capture = program(tmp_path / "a.sqlite", [*step, *other] * 2)
+    assert block_names(capture) == {f"blocks.{number}" for number in range(4)}
+
+
 def test_of_many_passes_that_repeat_none_before_the_others_are_given_up(tmp_path: Path) -> None:
     numbers = iter(range(10**9))
     kernels: list[str] = []
