@@ -35,18 +35,6 @@ def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path):
     assert shlex.split(done.stdout)[-5:] == ["--output=my run", "python", "-c", "print('a b')", ""]
 
 
-@pytest.mark.parametrize("suffix", ["nsys-rep", "sqlite"])
-def test_a_report_is_not_overwritten(suffix, tmp_path):
-    (tmp_path / f"run.{suffix}").write_text("precious")
-    done = run("--", "true", cwd=tmp_path, NSYS="true")
-    assert done.returncode == 2
-    assert (
-        done.stderr
-        == f"nvprof-kit: run.{suffix} exists; choose another name with -o NAME, or overwrite it with --force\n"
-    )
-    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 1
-
-
 def test_a_full_disk_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NSYS", "true")
@@ -59,14 +47,6 @@ def test_a_full_disk_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
 def test_a_long_capture_is_warned_of(tmp_path):
     done = run("-x", "--duration=61", "--", "true", cwd=tmp_path, NSYS="true")
     assert done.returncode == 1 and "beyond 60 s" in done.stderr
-
-
-def test_a_stage_in_use_is_refused(tmp_path):
-    (tmp_path / ".run.partial").mkdir()
-    done = run("--", "true", cwd=tmp_path, NSYS="true")
-    assert done.returncode == 2 and ".run.partial" in done.stderr and done.stderr.count("\n") == 1
-    assert run("--force", "--", "true", cwd=tmp_path, NSYS="true").returncode == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.every_nsys

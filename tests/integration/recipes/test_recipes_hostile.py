@@ -20,7 +20,7 @@ case $1 in
   --version) exit 0 ;;
   --list-sections | --query-metrics) exit 0 ;;
   --import=*) [ -e "${1#*=}" ] || exit 1; echo '"ID"'; exit 0 ;;
-  sessions) exit 0 ;;
+  sessions) echo '1 Launched here'; exit 0 ;;
   profile | launch | start)
     [ "$2" != --help ] || { echo ' --trace= --cuda-graph-trace= --output= --sample= --cpuctxsw= --export='; exit 0; } ;;
 esac
@@ -108,6 +108,24 @@ def test_a_tool_that_does_not_run(tool, place, recipe):
     name = "ncu" if "ncu" in recipe else "nsys"
     assert done.returncode == 3
     assert done.stderr == f"nvprof-kit: {tool / name} does not run: libelf.so.1: cannot open\n"
+
+
+THERE = {"profile": ("sqlite", "nsys-rep", "partial"), "ncu": ("csv", "ncu-rep"), "start": ("sqlite", "partial")}
+
+
+@pytest.mark.parametrize(("verb", "suffix"), [(verb, suffix) for verb, names in THERE.items() for suffix in names])
+def test_what_is_there_is_overwritten_only_by_force(tool, place, verb, suffix):
+    """It is said what to do with the options that the verb has: `session start` has no --force."""
+    there = place / f"{'.' if suffix == 'partial' else ''}run.{suffix}"
+    there.mkdir() if suffix == "partial" else there.write_text("precious")
+    words = ("-s", "here", "-o", "run") if verb == "start" else ("--", "true")
+    done = ask_here(verb, *words, place=place, tool=tool)
+    assert (done.returncode, done.stderr.count("\n"), files(place)) == (2, 1, [there.name])
+    assert done.stderr.startswith(f"nvprof-kit: {there.name} exists")
+    assert ("--force" in done.stderr) == (verb != "start")
+    if verb != "start":
+        assert ask(verb, "--force", *words, place=place, tool=tool).returncode == 0
+        assert there.name == ".run.partial" or there.read_text() != "precious"
 
 
 @pytest.mark.parametrize(("ending", "status"), [("exit 5", 5), ("kill -SEGV $$", 128 + 11)])

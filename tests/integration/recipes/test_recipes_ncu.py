@@ -100,15 +100,6 @@ def test_refusals_are_one_line(call, message, tmp_path):
     assert done.stderr.startswith(f"nvprof-kit: {message}")
 
 
-@pytest.mark.parametrize("suffix", ["ncu-rep", "csv"])
-def test_a_report_is_not_overwritten(suffix, tmp_path):
-    (tmp_path / f"layer.{suffix}").write_text("precious")
-    done = run("-o", "layer", "-l", "a", "--", "x", cwd=tmp_path, NCU="true")
-    assert done.returncode == 2
-    assert f"layer.{suffix} exists; choose another name with -o NAME, or overwrite it with --force" in done.stderr
-    assert (tmp_path / f"layer.{suffix}").read_text() == "precious"
-
-
 HANG = "ranks that wait for each other may hang under one ncu; with --rank N it measures one of them "
 NO_WORD = "--rank 0: no word is rank.sh; unless the program starts it on each rank, ncu measures all, and they may hang"
 

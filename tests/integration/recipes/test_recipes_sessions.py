@@ -97,23 +97,3 @@ def test_without_nsys(script, tmp_path):
 
 def test_a_session_has_a_plain_name(tmp_path):
     assert refuse("stop", "-s", "../x", cwd=tmp_path).returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("a.sqlite", "a.sqlite exists; choose another name with -o NAME"),
-        (
-            ".a.partial",
-            ".a.partial exists: a run writes there now, or was killed; take what you need and remove it",
-        ),
-    ],
-)
-def test_a_capture_goes_over_nothing(name, problem, tmp_path):
-    """It is said what to do with the options that the verb has: it has no --force."""
-    nsys = tmp_path / "nsys"
-    nsys.write_text("#!/bin/sh\n[ $1 != sessions ] || echo '1 Launched here'\n")
-    nsys.chmod(0o755)
-    (tmp_path / name).mkdir() if name.endswith("partial") else (tmp_path / name).touch()
-    done = run("start", "-s", "here", "-o", "a", cwd=tmp_path, NSYS=str(nsys))
-    assert (done.returncode, done.stderr) == (2, f"nvprof-kit: {problem}\n")

@@ -7,7 +7,6 @@ import sqlite3
 
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.cli import run
 from support.data import DATA
 from support.page import data_of, unpacked
 
@@ -100,19 +99,6 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(file):
     assert re.findall("<script[^>]*>", text) == ['<script type="application/json" id="data">', "<script>"]
     assert "default-src 'none'" in text and "script-src 'sha256-" in text
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//|@import|url\(""", text)
-
-
-def test_kernels_that_no_rule_matched_are_told_below_their_class(file, tmp_path):
-    file.range_("step 0", 0, 900, category="step", payload=0)
-    file.kernel(1000, 1300, launched=(30, 31), name="ampere_sgemm")
-    file.kernel(1400, 1500, launched=(40, 41), name="frobnicate")
-    capture, page, own = str(file.write()), tmp_path / "page.html", tmp_path / "own.toml"
-    assert run("report", capture, "-o", str(page)) == 0
-    assert "1 kernel names, 25.0 % of the time, matched no class rule" in page.read_text("utf-8")
-    own.write_text('[[kernel]]\nname = "own"\nclass = "softmax"\nmatch = "frob"\n')
-    assert run("report", capture, "-o", str(page), "--rules", str(own)) == 0
-    text = page.read_text("utf-8")
-    assert "matched no class rule" not in text and '<th scope="row">softmax</th>' in text
 
 
 def test_without_a_gpu_nothing_is_called_one(tmp_path):
