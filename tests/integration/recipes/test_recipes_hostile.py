@@ -1,7 +1,7 @@
 """Verbs that capture among odd names, failing tools, foreign folders and other runs; with stand-ins for profilers.
 
 A stand-in runs the program and leaves files as the real one does, so what is tested here is the verbs' own part.
-What a real nsys leaves when things end badly is in test_recipes_signals.py.
+What a real nsys leaves when things end badly is in test_recipes_endings.py.
 """
 
 import os
