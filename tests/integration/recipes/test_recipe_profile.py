@@ -9,6 +9,8 @@ import pytest
 from support import cli, recipes
 from support.recipes import python, ranges
 
+import nvprof_kit
+
 PROGRAM = """
 import pathlib, signal, sys, time
 import nvprof_kit
@@ -116,3 +118,25 @@ def test_a_program_is_annotated_without_a_line(nsys, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "annotated TinyTransformer: 14 modules, 2 blocks among them" in done.stderr
     assert {"step 0", "step 1", "layers.1", "layers.1 backward"} <= set(ranges(tmp_path / "run.sqlite"))
+
+
+SCRUBBED = """
+import nvprof_kit
+print("planted-output")
+with nvprof_kit.step(1), nvprof_kit.layer_range("layers.0"):
+    pass
+"""
+
+
+@pytest.mark.every_nsys
+def test_a_scrubbed_export_has_nothing_of_the_programs_surroundings_in_any_byte(nsys, tmp_path):
+    folder = tmp_path / "planted-folder"
+    folder.mkdir()
+    words = ("-x", "--trace=nvtx", "--", *python(SCRUBBED, folder, "planted-argument"))
+    done = run(*words, cwd=folder, NSYS=nsys, HF_TOKEN="planted-token")
+    assert done.returncode == 0, done.stderr
+    capture, copy = folder / "run.sqlite", tmp_path / "clean.sqlite"
+    assert b"planted-token" in capture.read_bytes() and b"HF_TOKEN" in capture.read_bytes()
+    nvprof_kit.scrub(capture, copy)
+    assert b"planted" not in copy.read_bytes() and b"HF_TOKEN" not in copy.read_bytes()
+    assert ranges(copy) == ranges(capture) == ["step 1", "layers.0"]
