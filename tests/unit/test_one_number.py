@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 from support.data import DATA, unpacked
+from support.page import data_of
 
 import nvprof_kit
 from nvprof_kit import Capture, StepOptions
@@ -112,6 +113,12 @@ def test_the_page(name):
     assert f"{layers.summary.ops:,} operations" in page
     (steps,) = STEPS.findall(str(layers).partition("\n")[0])
     assert f" · {steps}" in page  # the same heading as the table's
+    for step in data_of(page.encode())["timeline"]["steps"]:
+        rows = breakdown.steps[breakdown.steps["step"] == step["step"]]
+        idle = {
+            f"GPU {row.device}: idle {100 * row.idle_ns / row.wall_ns:.1f} % of the time" for row in rows.itertuples()
+        }
+        assert {sentence.partition(",")[0] for sentence in step["idle"].values()} <= idle and step["idle"]
     tree = layers.tree.copy()
     tree.index = tree["layer"].where(tree["layer"] != "(none)", "(none) " + tree["phase"])
     rows = re.findall(r'<tr [^>]*data-path="([^"]*)"(?![^>]*data-fold)[^>]*>(.*?)</tr>', page, re.S)

@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.captures.nsys_file import NsysFile
 from support.data import DATA
+from support.lane import examples
 
 import nvprof_kit
 
@@ -93,6 +97,18 @@ def test_a_query_of_the_trace_gives_the_tables_numbers(name):
     assert all(row[4] == row[5] for row in found)
     ranges = db.execute("SELECT count(*) FROM slice WHERE category = 'range'").fetchone()[0]
     assert ranges == len(opened.tables["ranges"])
+
+
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=30))
+def test_operations_that_overlap_on_a_stream_are_on_tracks_of_their_own(tmp_path, operations):
+    file = NsysFile(tmp_path / "any.sqlite")
+    for stream, start, length in operations:
+        file.kernel(100 + start, 100 + start + length, launched=(start, start + 1), stream=stream)
+    document = exported(file.write())
+    check(document)
+    drawn = [event for event in document["traceEvents"] if event.get("cat") == "operation"]
+    assert sum(ns(event["dur"]) for event in drawn) == sum(length for *_, length in operations)
 
 
 def test_tracks_and_slices(file):
