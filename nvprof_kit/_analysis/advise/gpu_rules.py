@@ -138,6 +138,7 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     )
     if len(storms) > 1:
         evidence += f"; the same in {len(storms) - 1} other places, {program.ms(storms['small_ns'].iloc[1:].sum())}"
+    between_waits_ns = program.gaps_between(program.waits)["idle_ns"].sum()
     optimizer = phase == "optimizer" or (short["kernel_class"] == "optimizer").any()
     yield program.finding_in_ops(
         "small-kernels", "Many small kernels", evidence, at(short, layer, phase),
@@ -145,7 +146,7 @@ def small_kernels(program: Program) -> Iterator[Finding]:
         fix="a fused optimizer (fused=True or foreach=True), " * bool(optimizer)
         + "torch.compile, a CUDA graph, or a fused kernel for this layer",
         confidence="medium" if waits else "low", refuted_by="a fused kernel takes as long as all of them together",
-        symptom_of="launch",
+        symptom_of="sync" if waits and 2 * between_waits_ns > program.idle_ns("launch", "unknown") else "launch",
     )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ there may be nothing left.
 STEADY = 0.8
 """Launching late in every step is what the steps that wait least show."""
 LOOP_KERNELS, LOOP_SHARE = 50, 0.2
+_OTHER_CAUSES = ("dataloader", "allocation", "loading", "gc", "off_cpu", "profiler", "python")
+"""Causes of idle time other than launching late, waiting, and the device's own."""
 SIBLINGS = 4
 SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES = 0.005, 4, 0.001, 3
 BUSY_SHARE = 0.01
@@ -56,35 +58,31 @@ def launch(program: Program) -> Iterator[Finding]:
     that part. Profilers slow the host: below 50 % of the step the confidence is `medium`, below 30 % `low`, and `low`
     if Python's stacks were recorded.
 
-    Saves: That time in the steps that wait least (if all run equally many operations the least but for the first, else
-    a quarter of them), without what tracing makes launches longer than 3 µs each, and without what `host-busy` and
-    `sync` say.
+    Saves: What of it remains without the profiler, as in `sync`, if the host never waited for the GPU, in the steps
+    that wait least (if all run equally many operations the least but for the first, else a quarter of them).
     """
     import pandas as pd
 
     stalls, at_copies = program.stalls, program.gaps_at_copies
     busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"].isin(("unknown", "launch"))]])
-    waits = program.waits.groupby("window")["more_ns"].sum().reindex(program.steps.index, fill_value=0)
-    saves = program.idle_ns("launch", "unknown") - int(busy_elsewhere["idle_ns"].sum() + waits.sum())
+    elsewhere_ns = int(busy_elsewhere["idle_ns"].sum())
+    late_ns = program.idle_ns("launch", "unknown") - elsewhere_ns
+    saves = min(program.launched_late_ns() - program.idle_ns(*_OTHER_CAUSES) - elsewhere_ns, late_ns)
     notes = []
     if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:
         notes.append(
             f"without {program.ms(stalls['idle_ns'].sum())} in which the host was long busy with something else"
         )
+    if saves < STEADY * late_ns:
+        notes.append(f"{program.ms(late_ns - saves)} of it are the profiler's or follow waits: not counted")
     stalls_ns = stalls.groupby("window")["idle_ns"].sum().reindex(program.steps.index, fill_value=0)
-    late_ns = program.steps["idle_launch_ns"] + program.steps["idle_unknown_ns"] - stalls_ns - waits
-    steady_ns = min(program.steady_ns(late_ns), saves)
+    by_step_ns = program.steps["idle_launch_ns"] + program.steps["idle_unknown_ns"] - stalls_ns
+    steady_ns = int(saves * min(program.steady_ns(by_step_ns) / max(by_step_ns.sum(), 1), 1))
     if steady_ns < STEADY * saves:
         notes.append(
             f"only {program.ms(steady_ns)} of it in the steps that wait least: the host was disturbed in the others"
         )
         saves = steady_ns
-    traced_ns = program.launch_ns[0] * int((program.kernels["graph_node"] < 0).sum())
-    if traced_ns >= saves / 10:
-        notes.append(
-            f"tracing makes the kernels' launches {program.ms(traced_ns)} longer{program.per_step}: not counted"
-        )
-    saves -= traced_ns
     if saves < LAUNCH_SHARE * program.wall_ns or program.mode == "graph capture":
         return
     confidence = "high"
@@ -102,10 +100,6 @@ def launch(program: Program) -> Iterator[Finding]:
         for row in rows[[*keys, "idle_ns"]].itertuples(index=False)
     ]
     rows = rows.assign(idle_ns=rows_ns).astype({"layer": str, "phase": str})
-    after_waits = program.waits.groupby(["layer", "phase"])["more_ns"].sum()
-    waits_share = rows.join(after_waits, on=["layer", "phase"])["more_ns"].fillna(0)
-    waits_share /= rows.groupby(["layer", "phase"])["idle_ns"].transform("sum").clip(lower=1)
-    rows["idle_ns"] = (rows["idle_ns"] * (1 - waits_share).clip(lower=0)).astype(int)
     in_loop = _outside_layers(rows)
     kernels = program.kernels[_outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)]
     outside_ns, total_ns = rows["idle_ns"][in_loop].sum(), rows["idle_ns"].sum()
@@ -197,32 +191,29 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
 
 
 def sync(program: Program) -> Iterator[Finding]:
-    """Gaps that begin while the host waits for the GPU, each counted for no longer than the host waited, or that a
-    wait lies in, from there on, are 0.5 % or more (0.1 % if there are four or more a step); up to three places. Where
-    a wait follows another with nothing but work of its own place between them, as in a loop that reads number after
-    number, all of the GPU's idle time between them counts. What the host then launches late counts too, as long as it
-    had waited; under a profiler that slows the host so much that it has nothing to wait for, it is at least that.
+    """Waits of the host for the GPU, in whose gaps the GPU idles, make the steps 0.5 % longer or more (0.1 % if there
+    are four or more a step); up to three places. Where a wait follows another with nothing but work of its own place
+    between them, as in a loop that reads number after number, the host's time between them counts too.
 
-    Saves: That time.
+    Saves: By how much the steps are shorter without them, both without the profiler: the calls and operations are run
+    again by what they wait for, each call without what tracing adds, and the host as fast as one that takes 6 µs for a
+    traced launch.
     """
-    gaps, waits = program.times.gaps, program.waits.assign(lost_ns=program.waits[["lost_ns", "more_ns"]].sum(axis=1))
-    if not _notable(waits, program):
-        return
+    gaps, waits = program.times.gaps, program.waits
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
-    places = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[:PLACES]
-    places = [places[0], *(rows for rows in places[1:] if _notable(rows, program))]
-    rest_ns = int(waits["lost_ns"].sum()) - sum(int(rows["lost_ns"].sum()) for rows in places)
+    longest = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[: 2 * PLACES]
+    costs = [(int(program.saved_ns(rows, program.gaps_between(rows)) * program.undisturbed), rows) for rows in longest]
+    costs = [(saves, rows) for saves, rows in costs if _notable(saves, len(rows), program)]
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
-    for rows in places:
-        saves, rest_ns = int(rows["lost_ns"].sum()) + rest_ns, 0  # what is in no place of its own is with the first
+    for saves, rows in sorted(costs, key=lambda cost: -cost[0])[:PLACES]:
         by_layer = rows.groupby("layer", sort=False)["lost_ns"].sum()
         in_layer = rows[rows["layer"] == by_layer.idxmax()]
         worst = in_layer.loc[in_layer["lost_ns"].idxmax()]
         evidence = (
-            f"{program.of_wall(saves)} idle in gaps that begin while the host waits for the GPU; most after "
-            f"{worst['call']} in {worst['layer']} {worst['phase']}: {program.ms(by_layer.max())} in "
+            f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
+            f"after {worst['call']} in {worst['layer']} {worst['phase']}: {program.ms(by_layer.max())} in "
             f"{_number(len(in_layer), program)}, the longest {ms(worst['lost_ns'])}"
         )
         if len(by_layer) > 1:
@@ -231,8 +222,10 @@ def sync(program: Program) -> Iterator[Finding]:
                 f"{_number(len(rows), program)}"
             )
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
-        if is_late:
-            evidence += "; at least that: the profiler makes the host late, which may hide more"
+        if is_late or saves > 2 * rows["lost_ns"].sum():
+            evidence += (
+                f"; without the profiler these waits make the steps {program.ms(saves)} longer{program.per_step}"
+            )
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
         start = int(gaps["start_ns"].iloc[int(worst["gap"])])
         yield Finding(
@@ -244,10 +237,10 @@ def sync(program: Program) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _notable(waits: pd.DataFrame, program: Program) -> bool:
-    """Whether these waits lose a notable share of the steps' time."""
-    often = program.choice.count and len(waits) >= OFTEN * program.parts
-    return len(waits) > 0 and waits["lost_ns"].sum() >= (OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns
+def _notable(saves: int, waits: int, program: Program) -> bool:
+    """Whether so many waits lose a notable share of the steps' time."""
+    often = program.choice.count and waits >= OFTEN * program.parts
+    return saves >= max((OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns, 1)
 
 
 def _number(count: int, program: Program) -> str:

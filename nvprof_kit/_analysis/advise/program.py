@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._analysis.advise.replay import LAUNCH_NS, Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
+from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS
@@ -28,9 +30,6 @@ FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
 CHAIN_LENGTH = 4
-
-LAUNCH_CALL_NS = 3_000
-"""A call that launches a kernel takes about this long where no profiler traces it."""
 
 GRAPH_GAP_NS = 2_000
 """Between two kernels of a CUDA graph the GPU needs no longer than this."""
@@ -59,8 +58,8 @@ BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 """The block of a layer: its path up to the first number."""
 DOUBLE = re.compile(r"lambda\(double\)|<double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
-_MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _KERNEL_LAUNCH = re.compile("LaunchKernel")
+_MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
 _WITH_GRADIENTS = re.compile("RegisterPostBackward|NoopSaveInputs")
 """What FSDP and activation checkpointing run in a forward pass that a backward pass will follow."""
@@ -155,10 +154,52 @@ class Program(Operations):
         launches = None if calls is None else calls.loc[matching(calls["name"], _KERNEL_LAUNCH), columns]
         if launches is None or len(launches) < 2:
             return 0, 0
-        longer_ns = max(int((launches["end_ns"] - launches["start_ns"]).median()) - LAUNCH_CALL_NS, 0)
+        longer_ns = max(int((launches["end_ns"] - launches["start_ns"]).median()) - LAUNCH_NS, 0)
         launches = launches.sort_values(["tid", "start_ns"])
         between_ns = launches.groupby("tid")["start_ns"].diff().fillna(0).median()
         return longer_ns, max(int(between_ns) - longer_ns, 0)
+
+    @cached_property
+    def replays(self) -> list[tuple[Replay, pd.Index[int]]]:
+        """The steps without the profiler: of each GPU of a process, with its windows."""
+        host, devices, steps = HostCalls(self.trace), devices_of(self.trace)[0], self.times.steps
+        replays = []
+        has_call = self.ops[host.of_op[self.ops.index.to_numpy()] >= 0]
+        lanes = self.ops[self.ops["lane"].isin(has_call["lane"])].sort_values("start_ns", kind="stable")
+        for lane, ops in lanes.groupby("lane"):
+            of_lane = steps[(steps[["process", "device"]] == [devices[lane].process, devices[lane].device]).all(axis=1)]
+            skipped = of_lane[of_lane["step"].notna() & ~of_lane.index.isin(self.steps.index)].sort_values("start_ns")
+            start_ns = skipped["start_ns"].to_numpy()
+            stretches = start_ns, start_ns + skipped["wall_ns"].to_numpy()
+            replays.append((Replay(host, ops, stretches), of_lane.index))
+        return replays
+
+    def saved_ns(self, waits: pd.DataFrame, gaps: pd.DataFrame) -> int:
+        """By how much the steps would be shorter, both without the profiler, if the host did not wait in these rows of
+        `waits`, and did nothing in these rows of `gaps`.
+        """
+        saved_ns = 0.0
+        for replay, windows in self.replays:
+            of_host = gaps[gaps["window"].isin(windows)].sort_values("start_ns")
+            start_ns = of_host["start_ns"].to_numpy()
+            saved_ns += replay.saved_ns(waits["row"].to_numpy(), (start_ns, start_ns + of_host["idle_ns"].to_numpy()))
+        return round(saved_ns)
+
+    def launched_late_ns(self) -> int:
+        """How long the GPUs would idle without the profiler if the host never waited for them: it launches late, or is
+        busy with something else.
+        """
+        idle_ns = sum(replay.length_ns - replay.gpu_ns for replay, _ in self.replays)
+        return round(idle_ns) - self.saved_ns(self.times.waits, self.gaps_between(self.waits))
+
+    @cached_property
+    def undisturbed(self) -> float:
+        """The part of what waits cost that is not of a disturbed host: all, unless the steps wait more than twice as
+        long as those that wait least.
+        """
+        causes = ("launch", "unknown", "sync", "after_sync")
+        late_ns = self.steps[[f"idle_{cause}_ns" for cause in causes]].sum(axis=1)
+        return min(2 * self.steady_ns(late_ns) / max(int(late_ns.sum()), 1), 1.0)
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
@@ -301,29 +342,16 @@ class Program(Operations):
 
     @cached_property
     def waits(self) -> pd.DataFrame:
-        """The host's waits for the GPU, as `Breakdown.waits`, but those at copies: `lost_ns`, what each lost by itself,
-        and `more_ns`, in the steps that wait least and without what tracing makes launches longer, the most of two.
-
-        - A host that had not waited would be ahead by the wait: late launches up to the next wait, up to that long.
-        - Where the next wait follows with nothing but work of the same place between them: all idle time until then.
+        """The host's waits for the GPU, as `Breakdown.waits`, but those at copies, by time; `window`; and `follows`:
+        whether the next wait is at the same place, with nothing but work of that place between them.
         """
-        gaps, waits = self.times.gaps, self.times.waits
-        ops = self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
-        waits = waits[~waits["gap"].isin(self.gaps_at_copies.index)].astype({"layer": str, "phase": str, "call": str})
-        if not (len(waits) and len(ops)):
-            none: pd.DataFrame = waits.assign(more_ns=0, window=0)
-            return none
+        gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
+        waits = self.times.waits[~self.times.waits["gap"].isin(self.gaps_at_copies.index)]
+        waits = waits.astype({"layer": str, "phase": str, "call": str})
         rows = waits.join(gaps[["start_ns", "idle_ns", "window"]], on="gap").sort_values("start_ns", kind="stable")
-        gap, last_gap = rows["gap"].to_numpy(), len(gaps)
-        idle_before_ns = np.append(0, gaps["idle_ns"].cumsum())
-        is_late = gaps["cause"].isin(("launch", "unknown", "after_sync", "sync", "off_cpu"))
-        late_ns = (gaps["idle_ns"] - self.launch_ns[0]).clip(lower=0).where(is_late, 0)
-        late_before_ns = np.append(0, late_ns.cumsum())
-        windows = gaps["window"].to_numpy()
-        end_of_step = np.append(np.flatnonzero(np.diff(windows)) + 1, last_gap)
-        until = np.minimum(np.append(gap[1:], last_gap), end_of_step[np.searchsorted(end_of_step, gap, side="right")])
-        until = np.maximum(until, gap + 1)
-        ahead_ns = np.minimum(rows["waited_ns"], rows["lost_ns"] + late_before_ns[until] - late_before_ns[gap + 1])
+        if not (len(rows) and len(ops)):
+            none: pd.DataFrame = rows.assign(follows=False)
+            return none
         first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
         last = np.append(np.searchsorted(ops["start_ns"], rows["start_ns"])[1:], 0) - 1  # before that of the next wait
         keys, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
@@ -331,14 +359,16 @@ class Program(Operations):
         follows = (rows[[*keys, "window"]] == rows[[*keys, "window"]].shift(-1)).all(axis=1) & (first <= last)
         first = np.minimum(first, len(ops) - 1)
         follows &= (ops[keys].iloc[first].astype(str).to_numpy() == rows[keys].to_numpy()).all(axis=1)
-        follows &= run[first] == run[last]
-        until_next_ns = np.append(np.diff(idle_before_ns[gap]), 0) - self.launch_ns[0] * (last - first + 1)
-        more_ns = np.maximum(ahead_ns, np.where(follows, until_next_ns, 0)) - rows["lost_ns"]
-        more_ns = more_ns.clip(lower=0)
-        by_step = more_ns.groupby(rows["window"]).sum()
-        steady = min(self.steady_ns(by_step) / max(by_step.sum(), 1), 1)
-        costs: pd.DataFrame = waits.assign(more_ns=(more_ns * steady).astype(int), window=rows["window"])
-        return costs
+        by_time: pd.DataFrame = rows.assign(follows=follows & (run[first] == run[last]))
+        return by_time
+
+    def gaps_between(self, waits: pd.DataFrame) -> pd.DataFrame:
+        """The gaps from each of these rows of `waits` until the next wait, if that follows."""
+        is_chosen = (self.waits["follows"] & self.waits.index.isin(waits.index)).to_numpy()
+        gaps = self.times.gaps
+        last = np.searchsorted(self.waits["gap"], np.arange(len(gaps)), side="right") - 1
+        chosen: pd.DataFrame = gaps[np.append(is_chosen, False)[last]]
+        return chosen
 
     @cached_property
     def mode(self) -> str:

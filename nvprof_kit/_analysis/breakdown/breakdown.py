@@ -113,7 +113,7 @@ class Breakdown(Views):
         gaps: One row per idle gap: window (row of `steps`, -1 outside them), start_ns, idle_ns; cause, layer, phase,
             operator and call of its largest part.
         waits: One row per gap that began while the host waited for the device: gap (row of `gaps`); layer, phase and
-            call of the wait; lost_ns, by how much the wait delayed the host; waited_ns, how long it waited.
+            call of the wait; lost_ns, by how much the wait delayed the host; row, its row in the table of calls.
         warnings: What may be missing or distorted; each sentence says what to do about it.
         info: Recording tool, GPUs and processes of the capture.
     """

@@ -166,7 +166,8 @@ class Idle:
         parts: One row per gap, cause and place: gap (row of `gaps`), cause, layer, phase, operator, call, idle_ns, and
             start_ns, the start of its first piece. The parts of a gap add up to it.
         waits: One row per gap that began while the host waited for the device: gap, layer, phase and call of the wait,
-            lost_ns, how much of the gap the host was late because of the wait, whatever it did then; and waited_ns.
+            lost_ns, how much of the gap the host was late because of the wait, whatever it did then; and its row in
+            the table of calls.
     """
 
     gaps: pd.DataFrame
@@ -307,8 +308,7 @@ def _waits(
     lost_ns = gaps["end"].loc[inside["gap"]].to_numpy() - inside["start"]
     waits = pd.concat([awaited, inside[["event", "gap", "range"]].assign(lost_ns=lost_ns)], ignore_index=True)
     places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
-    waited_ns = host.end[waits["event"]] - host.start[waits["event"]]
-    columns = {"gap": waits["gap"], **places, "lost_ns": waits["lost_ns"], "waited_ns": waited_ns}
+    columns = {"gap": waits["gap"], **places, "lost_ns": waits["lost_ns"], "row": waits["event"]}
     of_gaps: pd.DataFrame = pd.DataFrame(columns)
     return of_gaps
 

@@ -1,0 +1,151 @@
+"""How long the steps take without the profiler, and how long without some of their work.
+
+The host and a GPU are run again by what they depend on. The host goes from one call that launches work to the next, and
+waits in some calls for the GPU. An operation starts when its call has launched it and those before it are done. Of the
+host's time, what a profiler adds is taken out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from nvprof_kit._analysis.breakdown.host import HostCalls
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAUNCH_NS = 3_000
+"""A call that launches a kernel takes about this long where no profiler traces it."""
+
+TRACED_LAUNCH_NS = 6_000
+"""It takes about this long where one does; a host that takes longer is slower in all that it does, for others' work,
+the profiler's among it.
+"""
+
+ON_THE_WAY_NS = 1_000_000
+"""A host that makes no call for longer than this sleeps or reads, which is no slower under a profiler."""
+
+RETURN_NS, START_NS = 5_000, 2_000
+"""A wait returns so long after what it waits for; between two operations that are launched a GPU idles no longer."""
+
+Times = npt.NDArray[np.float64]
+Stretches = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class Replay:
+    """The operations of one process on one GPU, and the calls of that process.
+
+    Args:
+        host: The calls of the capture.
+        ops: Those operations, rows of `Program.ops`, by their start.
+        skipped: Start and end in ns of the steps between them that are not looked at.
+
+    Attributes:
+        calls: The calls that launch or wait, rows of `HostCalls`, none inside another, by their start.
+        launch_ns: What a kernel's launch usually takes; 0 if unknown.
+        length_ns: How long it all takes without the profiler.
+    """
+
+    def __init__(self, host: HostCalls, ops: pd.DataFrame, skipped: Stretches) -> None:
+        call = host.of_op[ops.index.to_numpy()]
+        start, end = (ops[name].to_numpy().astype(float) for name in ("start_ns", "end_ns"))
+        ready = np.maximum.accumulate(np.append(start[:1], end[:-1]))
+        first_ns = min(start.min(), host.start[call[call >= 0]].min(initial=int(start.min())))
+        calls = host.of_process(int(ops["pid"].iloc[0]), np.arange(len(host.start) - 1))
+        calls = calls[(host.end[calls] > first_ns) & (host.start[calls] < end.max())]
+        until = np.maximum.accumulate(np.append(first_ns, host.end[calls]))[:-1]
+        calls = calls[host.start[calls] >= until]
+        number = np.flatnonzero(host.waits[calls] | np.isin(calls, call))
+        others = np.diff(number, prepend=-1) - 1  # calls before each that neither launch nor wait
+        self.calls = calls = calls[number]
+        call_start, call_end = host.start[calls].astype(float), host.end[calls].astype(float)
+        kernel_launches = calls[host.named("LaunchKernel", calls)]
+        lengths = (host.end - host.start)[kernel_launches]
+        self.launch_ns = int(np.median(lengths)) if len(lengths) else 0
+        # what tracing adds to each call, and how much slower the host is in all
+        added_ns = max(self.launch_ns - LAUNCH_NS, 0)
+        slower = max(self.launch_ns / TRACED_LAUNCH_NS, 1)
+        between_ns = np.maximum(call_start - np.append(first_ns, call_end[:-1]) - added_ns * others, 0)
+        inside_ns = np.maximum(call_end - call_start - added_ns, np.minimum(call_end - call_start, LAUNCH_NS / 3))
+        is_skipped = np.searchsorted(skipped[0], call_start, side="right") > np.searchsorted(skipped[1], call_start)
+        self._between_ns = np.where(between_ns < ON_THE_WAY_NS, between_ns / slower, between_ns) * ~is_skipped
+        self._inside_ns = np.where(inside_ns < ON_THE_WAY_NS, inside_ns / slower, inside_ns) * ~is_skipped
+        self._times = np.append(first_ns, call_end[:-1]), call_start, call_end
+        # an operation without a call was launched long ago
+        self._launch = np.where(call >= 0, np.searchsorted(call_start, host.start[call], side="right") - 1, -1)
+        launched = np.append(call_end, -np.inf)[self._launch]
+        is_late = launched > ready
+        self._alone_ns = np.maximum(end - np.maximum(ready, start), 0)
+        usual_ns = float(np.median((start - launched)[is_late])) if is_late.any() else 0.0
+        self._delay_ns = np.where(is_late, start - launched, min(usual_ns, START_NS))
+        idle_ns = np.clip(start - ready, 0, None)
+        between_ops_ns = float(np.median(idle_ns[~is_late])) if not is_late.all() else 0.0
+        self._gap_ns = np.where(is_late, np.minimum(idle_ns, min(between_ops_ns, START_NS)), idle_ns)
+        self._gap_ns[(self._launch >= 0) & ~is_late & (idle_ns > ON_THE_WAY_NS)] = START_NS
+        self._waits = np.flatnonzero(host.waits[calls])
+        self._copies = host.named("Memcpy.*Async", calls)
+        wait_end = call_end[self._waits]
+        last_done = np.searchsorted(np.maximum.accumulate(end), wait_end + START_NS / 2, side="right")
+        self._order = np.maximum.accumulate(self._launch)
+        last_launched = np.searchsorted(self._order, self._waits, side="right")
+        self._awaited = np.minimum(last_done, last_launched) - 1
+        awaited_end = np.append(end, -np.inf)[self._awaited]
+        self._has_waited = awaited_end > call_start[self._waits]
+        self._return_ns = np.where(self._has_waited, np.clip(wait_end - awaited_end, 0, 4 * RETURN_NS), RETURN_NS)
+        self.gpu_ns = float(self._alone_ns.sum() + self._gap_ns.sum())
+        self.length_ns = self._run(np.zeros(len(calls), dtype=bool), (np.empty(0, np.int64), np.empty(0, np.int64)))
+
+    def saved_ns(self, waits: npt.NDArray[np.int64], stretches: Stretches) -> float:
+        """How much shorter it is without some of it.
+
+        Args:
+            waits: Calls, rows of `HostCalls`, in which the host no longer waits.
+            stretches: Start and end in ns of stretches of the host's time that vanish, in order, none in another.
+        """
+        return max(self.length_ns - self._run(np.isin(self.calls, waits), stretches), 0)
+
+    def _run(self, is_gone: npt.NDArray[np.bool_], stretches: Stretches) -> float:
+        between_ns, inside_ns = self._between_ns, self._inside_ns
+        left, start, end = (_outside(times, *stretches) for times in self._times)
+        before, call_start, call_end = self._times
+        between_ns = between_ns * (start - left) / np.maximum(call_start - before, 1)
+        inside_ns = inside_ns * (end - start) / np.maximum(call_end - call_start, 1)
+        reads = self._copies & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
+        between_ns, inside_ns = np.where(reads, 0, between_ns), np.where(reads, 0, inside_ns)
+        host_ns = np.cumsum(between_ns + inside_ns)  # when each call returns, if none waits
+        work_ns = np.cumsum(self._alone_ns + self._gap_ns)
+        earliest = np.append(host_ns, -np.inf)[self._launch] + self._delay_ns + self._alone_ns - work_ns
+        number = np.searchsorted(self._waits, self._launch)  # of waits before each launch
+        stops = np.searchsorted(self._order, self._waits, side="right")
+        done, late_ns, latest, position = np.empty(len(work_ns)), np.zeros(len(self._waits) + 1), 0.0, 0
+        for wait, stop in enumerate([*stops.tolist(), len(work_ns)]):
+            if stop > position:
+                rows = slice(position, stop)
+                from_launch = earliest[rows] + late_ns[np.minimum(number[rows], wait)]
+                from_launch[0] = max(from_launch[0], latest)
+                done[rows] = work_ns[rows] + np.maximum.accumulate(from_launch)
+                latest, position = done[stop - 1] - work_ns[stop - 1], stop
+            if wait < len(self._waits):
+                row, awaited = self._waits[wait], self._awaited[wait]
+                arrived = host_ns[row] - inside_ns[row] + late_ns[wait]
+                if is_gone[row]:
+                    returned = arrived
+                else:
+                    own_ns = min(inside_ns[row], RETURN_NS) if self._has_waited[wait] else inside_ns[row]
+                    returned = arrived + own_ns
+                    if 0 <= awaited < position:
+                        returned = max(returned, done[awaited] + self._return_ns[wait])
+                late_ns[wait + 1] = returned - host_ns[row]
+        return float(max(done[-1], host_ns[-1] + late_ns[-1]))
+
+
+def _outside(times: Times, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Times:
+    """How much of the time before each moment lies outside of stretches."""
+    number = np.searchsorted(start, times, side="right")
+    before_ns = np.append(0, np.cumsum(end - start))[number]
+    still_ns = np.clip(np.append(0, end)[number] - times, 0, None) * (number > 0)
+    outside: Times = times - before_ns + still_ns
+    return outside
