@@ -748,7 +748,7 @@ def test_faults_of_a_real_prefill(fault: str, rule: str, layer: str, measured_ms
 
 
 def test_a_real_prefill_without_a_fault() -> None:
-    """Its host was disturbed: a step takes 31 ms in the capture; without the profiler 11.6 ms, of which the GPU idles 2."""
+    """Its host was disturbed: a step takes 31 ms in the capture, and 11.6 ms without the profiler (2 of them idle)."""
     findings = nvprof_kit.open(DATA / "faults/prefill-2024.2.sqlite.xz").advise().findings
     confidence = {finding.rule: finding.confidence for finding in findings}
     assert confidence == {"unfused-chains": "medium", "sync": "medium"}
