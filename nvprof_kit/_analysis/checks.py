@@ -51,5 +51,4 @@ class Checks(Result):
             for subject, findings in self.findings.items()
             for finding in findings
         ]
-        table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(str)
-        return table
+        return pd.DataFrame(rows, columns=list(COLUMNS)).astype(str)

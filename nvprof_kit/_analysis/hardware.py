@@ -166,5 +166,4 @@ def _entry_of(gpu: str) -> dict[str, Any]:
 @lru_cache
 def _data() -> dict[str, Any]:
     file = files("nvprof_kit._analysis") / "gpu_links.toml"
-    data: dict[str, Any] = parse_toml(file.read_text(encoding="utf-8"))
-    return data
+    return parse_toml(file.read_text(encoding="utf-8"))

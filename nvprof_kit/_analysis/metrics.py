@@ -125,7 +125,7 @@ class Metrics(ByLayer):
             "busy_ns": int(rows["busy_ns"].sum()),
             "samples": round(float(samples.sum()), 1),
             "enough": enough,
-            **{name: average if enough else np.nan for name, average in averages.items()},
+            **{str(name): average if enough else np.nan for name, average in averages.items()},
         }
 
 
@@ -258,5 +258,4 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
 
 def _covered(start: Int64Array, end: Int64Array, since: Int64Array, until: Int64Array) -> Int64Array:
     """How long at least one of some intervals lasts in each of others, in ns."""
-    covered: Int64Array = Cover(np.zeros_like(start), start, end).inside(np.zeros_like(since), since, until)
-    return covered
+    return Cover(np.zeros_like(start), start, end).inside(np.zeros_like(since), since, until)

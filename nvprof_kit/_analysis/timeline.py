@@ -161,8 +161,7 @@ def _touch(
     """Which intervals overlap one of the sorted windows; one of zero length must start inside a window."""
     window = np.minimum(np.searchsorted(window_end, starts, side="right"), len(window_end) - 1)
     window_start, window_end = window_start[window], window_end[window]
-    touched: npt.NDArray[np.bool_] = (starts < window_end) & ((ends > window_start) | (starts >= window_start))
-    return touched
+    return (starts < window_end) & ((ends > window_start) | (starts >= window_start))
 
 
 def _lanes(trace: Trace, rows: Int64Array) -> tuple[tuple[Lane, ...], Int64Array]:
@@ -211,7 +210,7 @@ def _parts(start: Int64Array, end: Int64Array, lane: Int64Array) -> Int64Array:
 
 
 def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Array) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "start_ns": trace.ops["start_ns"].to_numpy()[rows],
             "end_ns": trace.ops["end_ns"].to_numpy()[rows],
@@ -223,7 +222,6 @@ def _ops(trace: Trace, attribution: Attribution, rows: Int64Array, lane: Int64Ar
             "name": _names(trace.ops, rows),
         }
     )
-    return frame
 
 
 def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
@@ -232,12 +230,10 @@ def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
     codes, texts = names.codes.to_numpy()[rows].astype(np.int64), names.categories
     first = begins(ops)[rows]
     if first.all():
-        plain: pd.Categorical = pd.Categorical.from_codes(codes, texts)
-        return plain
+        return pd.Categorical.from_codes(codes, texts)
     both = pd.Index([*texts, *(f"{name} (continued)" for name in texts)])
     numbered = pd.Categorical.from_codes(np.where(first, codes, codes + len(texts)), both)
-    used: pd.Categorical = numbered.remove_unused_categories()
-    return used
+    return numbered.remove_unused_categories()
 
 
 def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
@@ -272,8 +268,7 @@ def _spans(
     spans = pd.DataFrame(dict(zip(("start_ns", "end_ns", "lane", "level"), columns[:4], strict=True)))
     spans["layer"] = _layer_names(attribution, columns[4])
     spans["phase"] = ranges.phase_text[columns[4]]
-    ordered: pd.DataFrame = spans.sort_values(["lane", "level", "start_ns"], ignore_index=True)
-    return ordered
+    return spans.sort_values(["lane", "level", "start_ns"], ignore_index=True)
 
 
 def _levels(ranges: Ranges, outer: Int64Array) -> Int64Array:
@@ -290,7 +285,7 @@ def _cpu_ranges(ranges: Ranges, window_start: Int64Array, window_end: Int64Array
     rows = np.flatnonzero(_touch(window_start, window_end, ranges.start, ranges.end))
     rows = rows[np.lexsort((ranges.nesting.depth[rows], ranges.start[rows], ranges.tid[rows]))]
     named = [ranges.names[name] for name in ranges.name[rows].tolist()]
-    frame: pd.DataFrame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "start_ns": ranges.start[rows],
             "end_ns": ranges.end[rows],
@@ -301,7 +296,6 @@ def _cpu_ranges(ranges: Ranges, window_start: Int64Array, window_end: Int64Array
             "category": pd.Categorical([range_name.category.value for range_name in named]),
         }
     )
-    return frame
 
 
 def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: pd.DataFrame) -> pd.DataFrame:

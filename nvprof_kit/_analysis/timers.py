@@ -191,7 +191,7 @@ def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: floa
     if not other_stages or gap <= 0:
         return "", 0.0
     means = times[other_stages].groupby(level="rank").mean()
-    excess = means.loc[culprit] - means.drop(index=culprit).median()
+    excess: Any = means.loc[culprit] - means.drop(index=culprit).median()
     share = float(excess.max() / gap)
     return (str(excess.idxmax()), min(share, 1.0)) if share >= CAUSE_SHARE else ("", 0.0)
 
@@ -339,8 +339,7 @@ def _skew(calls: pd.DataFrame) -> pd.DataFrame:
     skew = means.groupby("stage", observed=True).mean().round().astype("Int64")
     by_rank = timed.groupby(["stage", "rank"], observed=True)["time_ns"].mean().unstack()
     slowest = by_rank.idxmax(axis=1).astype("Int64").rename("slowest")
-    joined: pd.DataFrame = skew.join(slowest[by_rank.count(axis=1) > 1])
-    return joined
+    return skew.join(slowest[by_rank.count(axis=1) > 1])
 
 
 def _warnings(calls: pd.DataFrame) -> list[Issue]:
@@ -362,7 +361,7 @@ def _warnings(calls: pd.DataFrame) -> list[Issue]:
     steps = median_end.groupby(level="stage").diff().median()
     tolerance = max(50e6, 0.0 if pd.isna(steps) else float(steps) / 2)
     quarter = max(len(offsets) // 4, 1)
-    went = offsets.iloc[-quarter:].median() - offsets.iloc[:quarter].median()
+    went: Any = offsets.iloc[-quarter:].median() - offsets.iloc[:quarter].median()
     compared = "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
     for rank, offset in offsets.median().items():
         if abs(went[rank]) > tolerance:

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._api.capture import Capture, domain_of, read_rules
 from nvprof_kit.errors import UsageError
@@ -201,7 +201,7 @@ class Job:
 
         matched, waits = self._aligned.tables, self._waits
         replayed = 0 < matched.count() <= MOST
-        tables = {name: pd.DataFrame(columns=list(COLUMNS[f"ranks-{name}"])) for name in REPLAYED}
+        tables: dict[str, Any] = {name: pd.DataFrame(columns=list(COLUMNS[f"ranks-{name}"])) for name in REPLAYED}
         if replayed:
             replays = (self.groups(), self.bubbles(), self.micro_batches(), self.critical_path(), self.what_if())
             tables = {table.name: table.rows for table in replays}
@@ -273,7 +273,8 @@ class Job:
         chosen = StepOptions.of(steps)
         sources: list[Path] = []
         readers: list[tuple[RankClock, Callable[[], tuple[Timeline, CaptureInfo]]]] = []
-        clocks = self._aligned.clocks.set_index("rank")
+        clocks: Any = self._aligned.clocks.set_index("rank")
+        path: Any
         for path, of_capture in self.ranks[self.ranks["capture"].isin(selected["capture"])].groupby("capture"):
             if not Path(path).exists():
                 raise UsageError(f"{path}: the map's capture is not here; a trace is made of the captures themselves")

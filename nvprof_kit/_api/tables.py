@@ -99,8 +99,7 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     from nvprof_kit._trace.files.process import interruptible
 
     if re.fullmatch(r"\s*show\s+(all\s+)?tables\s*;?\s*", query, re.IGNORECASE):
-        names: pd.DataFrame = pd.DataFrame({"name": list(tables)})
-        return names
+        return pd.DataFrame({"name": list(tables)})
     # without temp_directory, DuckDB may write into a folder in the current one; with several threads, DuckDB 2.0 may
     # wait for ever for a query that was interrupted
     settings = {

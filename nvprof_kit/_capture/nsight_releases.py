@@ -63,5 +63,4 @@ def _minor(version: str) -> str:
 @lru_cache
 def _table() -> Mapping[str, list[dict[str, Any]]]:
     text = files("nvprof_kit._capture").joinpath("nsight_releases.toml").read_text(encoding="utf-8")
-    table: dict[str, list[dict[str, Any]]] = parse_toml(text)
-    return table
+    return parse_toml(text)

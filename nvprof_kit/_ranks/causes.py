@@ -81,8 +81,8 @@ def cause_shares(
     both["kind"] = np.where(both["doing"] == "compute", "compute", both["doing"].map(_OF_DOING).fillna("communication"))
     # first by kind, then by layer within a kind: time that only moved between layers, as gaps do, does not count
     kinds = ["pair", "kind", "within"]
-    net = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
-    net = net[net > 0].reset_index()
+    positive = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
+    net = positive[positive > 0].reset_index()
     net["of_pair"] = net["net"] / net.groupby("pair")["net"].transform("sum")
     more = both.groupby([*kinds, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
     more = more[more["ns"] > 0].merge(net, on=kinds).join(pairs[["instance", "late_rank"]], on="pair")
@@ -106,8 +106,7 @@ def cause_shares(
 def without_cause(pairs: pd.DataFrame, cause: str | npt.NDArray[np.str_]) -> pd.DataFrame:
     """The shares of collectives whose cause is not resolved."""
     of_pairs = pairs[["instance", "late_rank"]]
-    shares: pd.DataFrame = of_pairs.assign(cause=cause, layer=NO_LAYER, phase=NO_PHASE, share=1.0)
-    return shares
+    return of_pairs.assign(cause=cause, layer=NO_LAYER, phase=NO_PHASE, share=1.0)
 
 
 def segment_rows(
@@ -200,8 +199,7 @@ def _activity(
     moved = pieces.assign(doing="transfer", layer="", phase="", within=NONE, ops=0, ns=transfer)[transfer > 0]
     pieces["ns"] -= transfer
     columns = ["pair", "doing", "layer", "phase", "within", "ns", "ops"]
-    table: pd.DataFrame = pd.concat([pieces, moved], ignore_index=True)[columns]
-    return table
+    return pd.concat([pieces, moved], ignore_index=True)[columns]
 
 
 def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, last: Int64Array) -> pd.DataFrame:
@@ -217,5 +215,4 @@ def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, last: Int64Array) -> 
         for cause, weight in earlier.items():
             causes[instance][cause] += weight / total * share
     rows = [(instance, *cause, share) for instance, shares in causes.items() for cause, share in shares.items()]
-    table: pd.DataFrame = pd.DataFrame.from_records(rows, columns=_SHARES)
-    return table
+    return pd.DataFrame.from_records(rows, columns=_SHARES)

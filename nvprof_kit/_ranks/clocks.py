@@ -166,8 +166,7 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
     ]
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS)).set_index("rank").reindex(ranks)
     kinds = {"offset_ns": "Int64", "through": "Int64", "at_ns": "int64", "matched": "int64"}
-    typed: pd.DataFrame = frame.fillna({"at_ns": 0, "matched": 0}).astype(kinds).reset_index()
-    return typed
+    return frame.fillna({"at_ns": 0, "matched": 0}).astype(kinds).reset_index()
 
 
 def _fits(ends: pd.DataFrame) -> list[tuple[int, int, Line]]:
@@ -234,5 +233,4 @@ def _by_time(members: pd.DataFrame, floor: int) -> pd.DataFrame:
     # a rank takes part in a collective only once; its further members are unmatched
     double = members.duplicated(["c", "s", "k", "rank"])
     members.loc[double, "k"] = 2_000_000_000 + np.flatnonzero(double)
-    renumbered: pd.DataFrame = members[["rank", "index", "c", "s", "k"]]
-    return renumbered
+    return members[["rank", "index", "c", "s", "k"]]

@@ -74,8 +74,7 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
 def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
     """The part of a communicator to which a rank belongs: comm, rank, part."""
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
-    table: pd.DataFrame = frame.astype({"rank": "int64", "part": "int64"})
-    return table
+    return frame.astype({"rank": "int64", "part": "int64"})
 
 
 def movements(comm_ends: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -196,8 +195,7 @@ def parallel_groups(
             (str(comm_uses["comm"].iloc[0]), name, parallel, found_by, size, ranks_text, ", ".join(kinds), count)
         )
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(GROUP_COLUMNS))
-    ordered: pd.DataFrame = frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
-    return ordered
+    return frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
 
 
 def named_parallel(name: str) -> str:

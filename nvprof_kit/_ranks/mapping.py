@@ -121,7 +121,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
         rank=rank,
         start_ns=start[comm_ops],
         end_ns=end[comm_ops],
-        alone_ns=exact_sums(alone["collective"], alone["ns"], len(comm_ops)),
+        alone_ns=exact_sums(alone["collective"].to_numpy(), alone["ns"].to_numpy(dtype=np.int64), len(comm_ops)),
         ready_ns=ready,
         ready_segment=np.searchsorted(cuts, ready, side="right") - 1,
         end_segment=np.searchsorted(cuts, end[comm_ops], side="right") - 1,
@@ -257,8 +257,7 @@ def _segments(
     columns: dict[str, Any] = dict(zip((*keys, "ns", "ops"), (*distinct, *sums), strict=True))
     for name, categories in names.items():
         columns[name] = pd.Categorical.from_codes(columns[name], categories)
-    table: pd.DataFrame = pd.DataFrame(columns, copy=False)
-    return table
+    return pd.DataFrame(columns, copy=False)
 
 
 def _layers(ops: _Operations, segments: pd.DataFrame) -> pd.DataFrame:
@@ -275,8 +274,7 @@ def _layers(ops: _Operations, segments: pd.DataFrame) -> pd.DataFrame:
     idle = segments[~segments["doing"].isin(list(DOING.values())).to_numpy()].rename(columns={"ns": "idle_ns"})
     idle = idle[[*keys, "idle_ns"]].assign(loading_ns=idle["idle_ns"].where(idle["doing"] == "dataloader", 0))
     work, idling = (table.groupby(keys, observed=True).sum() for table in (owners, idle))
-    layers: pd.DataFrame = work.join(idling, how="outer").fillna(0).astype("int64").reset_index()
-    return layers
+    return work.join(idling, how="outer").fillna(0).astype("int64").reset_index()
 
 
 # ---------------------------------------------------------------- steps

@@ -143,8 +143,7 @@ def replay(graph: Graph, cut: Int64Array | int = 0, quicker: Int64Array | int = 
 def part_of_work(graph: Graph, weight: npt.NDArray[np.float64]) -> Int64Array:
     """Weighted sum of the segments in each member's work, in ns; weights are from 0 to 1."""
     sums = np.concatenate(([0.0], np.cumsum(graph.segments["ns"].to_numpy() * weight)))
-    totals: Int64Array = np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
-    return totals
+    return np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
 
 
 def mean_step(graph: Graph, ends: Int64Array) -> float:
@@ -189,8 +188,7 @@ def critical_path(graph: Graph) -> pd.DataFrame:
     path = pd.DataFrame.from_records(rows, columns=list(PATH_COLUMNS)[:-1])
     sums = path.groupby(["step", "rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index()
     sums = sums[sums["ns"] > 0].sort_values("ns", ascending=False, kind="stable", ignore_index=True)
-    table: pd.DataFrame = sums.assign(share=sums["ns"] / max(int(sums["ns"].sum()), 1))
-    return table
+    return sums.assign(share=sums["ns"] / max(int(sums["ns"].sum()), 1))
 
 
 def what_if(graph: Graph, layers: pd.DataFrame, rank: int | None, layer: str | None) -> pd.DataFrame:
@@ -217,8 +215,7 @@ def what_if(graph: Graph, layers: pd.DataFrame, rank: int | None, layer: str | N
         step = mean_step(graph, ends)
         saved = unchanged - step
         rows.append((name, round(measured), round(unchanged), round(step), round(saved), saved / max(unchanged, 1)))
-    table: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(WHAT_IF_COLUMNS))
-    return table
+    return pd.DataFrame.from_records(rows, columns=list(WHAT_IF_COLUMNS))
 
 
 def error(graph: Graph) -> float:

@@ -68,8 +68,7 @@ def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
         table.loc[alone, "equals"] = roles["rank"].transform("size")
         for name, of in (("peers_ns", "median_ns"), ("peers_idle_ns", "idle_ns")):
             table.loc[alone, name] = roles[of].transform(lambda values: values.quantile(0.5, interpolation="lower"))
-    typed: pd.DataFrame = table.astype({"peers_ns": "int64", "peers_idle_ns": "int64"})
-    return typed
+    return table.astype({"peers_ns": "int64", "peers_idle_ns": "int64"})
 
 
 LAYER_COLUMNS: Columns = {
@@ -115,8 +114,7 @@ def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
     several = scored["equals"] > 2
     scored["unlike"] = several & (scored["score"] > 5) & (excess > 0.05 * peers) & (excess > 10_000)
     ordered = scored.sort_values(["layer", "phase", "rank"], kind="stable", ignore_index=True)
-    table: pd.DataFrame = ordered[list(LAYER_COLUMNS)]
-    return table
+    return ordered[list(LAYER_COLUMNS)]
 
 
 BUBBLE_COLUMNS: Columns = {
@@ -173,8 +171,7 @@ def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
     got["wait_ns"] = (got["a_from"] - got["a"]).clip(lower=0).clip(upper=(got["e"] - got["a"]).clip(lower=0))
     got["transfer_ns"] = (got["e"] - got[["a", "a_from"]].max(axis=1)).clip(lower=0)
     got["bubble_ns"] = got[["wait_ns", "alone"]].min(axis=1)
-    table: pd.DataFrame = got[list(MICRO_BATCH_COLUMNS)].reset_index(drop=True)
-    return table
+    return got[list(MICRO_BATCH_COLUMNS)].reset_index(drop=True)
 
 
 def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame) -> pd.DataFrame:
@@ -186,8 +183,7 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
         batches: See `micro_batches`.
     """
     if not len(batches):
-        nothing: pd.DataFrame = pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
-        return nothing
+        return pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
     step_times = tables.step_times()
     sort = np.select(
         [step_times["doing"].isin(_BUSY), step_times["passes_on"], step_times["doing"] == "communication"],
@@ -206,5 +202,4 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
     number, batch_counts = table["stage"].nunique(), batches.groupby("step")["micro_batch"].max() + 1
     of_step = table["step"].map(batch_counts).fillna(1)
     table["ideal_share"] = (number - 1) / (of_step + number - 1)
-    ordered: pd.DataFrame = table[list(BUBBLE_COLUMNS)].sort_values(["step", "stage", "rank"], ignore_index=True)
-    return ordered
+    return table[list(BUBBLE_COLUMNS)].sort_values(["step", "stage", "rank"], ignore_index=True)

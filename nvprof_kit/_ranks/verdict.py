@@ -163,15 +163,13 @@ def _costs(faults: pd.DataFrame, tables: JobTables, steps: list[int]) -> pd.Data
     has_step = matched.pivot_table(index="step", columns="rank", values="matched", aggfunc="any", fill_value=False)
     has_step = has_step.reindex(index=costs.index, columns=costs.columns, fill_value=False)
     # a rank that has less than a quarter or two of the steps is judged by all
-    judged: pd.DataFrame = costs.where(has_step | (has_step.sum() < max(2, len(costs) / 4)))
-    return judged
+    return costs.where(has_step | (has_step.sum() < max(2, len(costs) / 4)))
 
 
 def _by_step(faults: pd.DataFrame, keys: str | list[str], steps: list[int]) -> pd.DataFrame:
     """The cost of each key in each step."""
     sums = faults.pivot_table(index="step", columns=keys, values="cost_ns", aggfunc="sum", fill_value=0.0)
-    costs: pd.DataFrame = sums.reindex(steps, fill_value=0.0)
-    return costs
+    return sums.reindex(steps, fill_value=0.0)
 
 
 def _late_rank(costs: pd.DataFrame, length: float) -> int | None:
@@ -321,7 +319,7 @@ def slow_link(tables: JobTables, length: float) -> Verdict | None:
     groups = tables.communicators()
     slow_groups = [set(groups[comm]) for comm in by_group.index[by_group >= cost / 2]]
     shared = set.intersection(*slow_groups) if len(slow_groups) > 1 else set()
-    worst = listing(sorted(groups[int(by_group.idxmax())]))
+    worst = listing(sorted(groups[int(str(by_group.idxmax()))]))
     sentence = (
         f"slow link between ranks {worst}: transfers of one size take {(slow['median_ns'] / slow['usual']).max():.1f} "
         f"times as long as between other ranks, {_ms(cost)} of a step of {_ms(length)}"
@@ -400,12 +398,13 @@ def more_work(tables: JobTables, layers: pd.DataFrame, costs: pd.DataFrame, leng
     peers, peer_work = work.drop(columns=rank).median(axis=1), float(work.sum().drop(rank).median())
     if work[rank].sum() - peer_work < NOTABLE * length:
         return None
-    layer, phase = owner = (work[rank] - peers).idxmax()
+    owner: Any = (work[rank] - peers).idxmax()
+    layer, phase = owner
     where = f"in the {phase} phase" if layer == NO_LAYER else f"in {layer} {phase}"
     waits = float(costs[rank].median()) if rank in costs else 0.0
     sentence = (
         f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank].sum())} of a step of {_ms(length)}, "
-        f"those of the others {_ms(peer_work)}; most of the difference is {where}, {_ms(work.loc[owner, rank])} "
+        f"those of the others {_ms(peer_work)}; most of the difference is {where}, {_ms(work[rank][owner])} "
         f"against {_ms(peers[owner])}; only {_ms(waits)} of waiting for it are measured: {unmatched_share:.0%} of the "
         "collectives have no match"
     )

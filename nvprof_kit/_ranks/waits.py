@@ -153,8 +153,7 @@ def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, f
     code = points.groupby(["c", "s", "k"], sort=False).ngroup()
     points["instance"] = points["instance"].fillna(code + len(instances)).astype(np.int64)
     shares = cause_shares(pairs, points, tables.segments(ranks), instances)
-    parts: pd.DataFrame = pd.concat([table for table in (shares, unknown) if len(table)], ignore_index=True)
-    return parts
+    return pd.concat([table for table in (shares, unknown) if len(table)], ignore_index=True)
 
 
 def _in_whole_ns(charges: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -165,8 +164,7 @@ def _in_whole_ns(charges: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     charges = charges.sort_values([*keys, "share"], ascending=ascending, kind="stable", ignore_index=True)
     ns = (charges["share"] * charges["wait_ns"]).astype("int64")  # both are positive: this rounds down
     missing = charges["wait_ns"] - ns.groupby([charges[key] for key in keys]).transform("sum")
-    exact: pd.DataFrame = charges.assign(wait_ns=ns + missing.where(~charges.duplicated(keys), 0))
-    return exact
+    return charges.assign(wait_ns=ns + missing.where(~charges.duplicated(keys), 0))
 
 
 def _summed(charges: pd.DataFrame, total_ns: int) -> pd.DataFrame:
@@ -196,8 +194,7 @@ def _waits(members: pd.DataFrame, shares: pd.DataFrame) -> pd.DataFrame:
     rows = members[members["rank"] != members["late_rank"]].sort_values(["instance", "rank"], kind="stable")
     name = rows["comm"].astype(str) + " " + rows["sort"].astype(str) + " " + rows["k"].astype(str)
     rows = rows.assign(collective=name).join(causes, on="instance").rename(columns={"rank": "waiting_rank"})
-    table: pd.DataFrame = rows[list(WAIT_COLUMNS)].reset_index(drop=True)
-    return table
+    return rows[list(WAIT_COLUMNS)].reset_index(drop=True)
 
 
 LEAST_EXCESS_NS = 20_000
@@ -273,8 +270,7 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
 
 def kinds_of(causes: pd.Series[str]) -> pd.Series[str]:
     """The causes, with more and slower kernels as one: ``work``."""
-    kinds: pd.Series[str] = causes.replace(["more_kernels", "slower_kernels"], "work")
-    return kinds
+    return causes.replace(["more_kernels", "slower_kernels"], "work")
 
 
 def stage_work(shares: pd.DataFrame, passed_on: np.ndarray, tables: JobTables) -> pd.DataFrame:

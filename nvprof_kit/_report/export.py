@@ -127,7 +127,7 @@ def _processes(drawn: Timeline, info: CaptureInfo) -> Iterator[tuple[str, Tracks
         for process, rows in steps.groupby("place", sort=True):
             arguments = {"step": rows["step"], "ns": rows["end_ns"] - rows["start_ns"]}
             slices = _Slices("step", rows, "step " + rows["step"].astype(str), arguments)
-            tracks.append((f"steps, process {process}" if process else "steps", [slices]))
+            tracks.append((f"steps, process {process!s}" if process else "steps", [slices]))
         for number, lane in enumerate(drawn.lanes):
             if lane.device == device:
                 ops, spans = (frame[frame["lane"] == number] for frame in (drawn.ops, drawn.spans))
@@ -163,8 +163,7 @@ def _runs(ops: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     changes[1:] = np.any([np.diff(code) != 0 for code in codes], axis=0)
     first = np.flatnonzero(changes)
     last = np.append(first[1:], len(ops)) - 1
-    runs: pd.DataFrame = ops.iloc[first].assign(end_ns=ops["end_ns"].to_numpy()[last])
-    return runs
+    return ops.iloc[first].assign(end_ns=ops["end_ns"].to_numpy()[last])
 
 
 # ---------------------------------------------------------------- JSON

@@ -80,8 +80,7 @@ def with_capture(tables: Iterable[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
     import pandas as pd
 
     labelled = [table.assign(capture=name)[["capture", *table.columns]] for name, table in tables]
-    together: pd.DataFrame = pd.concat(labelled, ignore_index=True)
-    return together
+    return pd.concat(labelled, ignore_index=True)
 
 
 def quoted(warnings: Iterable[str]) -> bytes:
@@ -132,12 +131,12 @@ def reasons(table: pd.DataFrame, columns: Columns) -> dict[str, str]:
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows as dictionaries with plain numbers; missing values are None."""
     plain = table.astype(object).where(table.notna(), None)
-    rows: list[dict[str, Any]] = plain.rename(columns=str).to_dict("records")
-    for row in rows:
-        for name, value in row.items():
-            number = value.item() if hasattr(value, "item") else value
-            row[name] = None if isinstance(number, float) and number in _INFINITE else number
-    return rows
+
+    def number(value: Any) -> Any:
+        value = value.item() if hasattr(value, "item") else value
+        return None if isinstance(value, float) and value in _INFINITE else value
+
+    return [{str(name): number(value) for name, value in row.items()} for row in plain.to_dict("records")]
 
 
 def as_json(value: object, indent: int | None = None) -> str:

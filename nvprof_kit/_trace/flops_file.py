@@ -183,10 +183,9 @@ def _frame(content: dict[str, Any], table: str, columns: Mapping[str, Column]) -
     rows = content[table]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{table} is not a list of objects")
-    frame: pd.DataFrame = pd.DataFrame(
+    return pd.DataFrame(
         {name: np.array([_cell(row, name, dtype) for row in rows], dtype) for name, (dtype, *_) in columns.items()}
     )
-    return frame
 
 
 def _cell(row: dict[str, Any], name: str, dtype: str) -> Any:

@@ -158,7 +158,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     Saves: All but one pass over memory, and what the GPU waits for their launches.
     """
     chains = program.chains.assign(saved_ns=lambda chains: chains["cost_ns"] * (1 - 1 / chains["length"]))
-    by_block = chains.groupby(["block_kind", "block"], observed=True)["saved_ns"].sum()
+    by_block: Any = chains.groupby(["block_kind", "block"], observed=True)["saved_ns"].sum()
     outliers = [
         block
         for _, times in by_block.groupby(level=0, observed=True)
@@ -342,7 +342,7 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     reads = is_light & ~in_block & after_head & (kernels["ns"] >= LOGITS_TIMES * usual_ns)
     if not reads.any():
         return
-    turn = is_head.cumsum()
+    turn: Any = is_head.cumsum()
     is_read_head = is_head & turn.isin(turn[reads])
     heads, saves = kernels[is_read_head], program.busy_ns(kernels[reads | is_read_head])
     evidence = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -175,7 +175,7 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     is_first = usual["start"] == peers["start"].transform("min").reindex(usual.index)  # what came before it delays it
     usual = usual[(usual["peers"] >= SIBLINGS) & (usual["excess"] > usual["ns"] / 2) & ~is_first]
     if len(usual):
-        worst = usual.loc[usual["excess"].idxmax()]
+        worst = usual.iloc[int(usual["excess"].argmax())]
         gaps = at(gaps, worst["layer"], worst["phase"])
         longest = gaps.iloc[int(gaps["idle_ns"].to_numpy().argmax())]
         evidence = (
@@ -216,7 +216,7 @@ def sync(program: Program) -> Iterator[Finding]:
     for saves, rows in sorted(costs, key=lambda cost: -cost[0])[:PLACES]:
         by_layer = rows.groupby("layer", sort=False)["lost_ns"].sum()
         in_layer = rows[rows["layer"] == by_layer.idxmax()]
-        worst = in_layer.loc[in_layer["lost_ns"].idxmax()]
+        worst = in_layer.iloc[int(in_layer["lost_ns"].argmax())]
         evidence = (
             f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
             f"after {worst['call']} in {worst['layer']} {worst['phase']}: {program.ms(by_layer.max())} in "
@@ -386,7 +386,7 @@ def unstable_step(program: Program) -> Iterator[Finding]:
     if not is_slow.any():
         return
     slow = steps[is_slow].assign(excess_ns=excess_ns)
-    lost_ns = slow.groupby(["process", "device"])["excess_ns"].sum()
+    lost_ns: Any = slow.groupby(["process", "device"])["excess_ns"].sum()
     process, device = lost_ns.idxmax()
     of_gpu = (steps["process"] == process) & (steps["device"] == device)
     parts = steps[["compute_ns", "exposed_copy_ns", *(f"idle_{cause}_ns" for cause in CAUSES)]]

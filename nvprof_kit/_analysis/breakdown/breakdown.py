@@ -268,8 +268,7 @@ def _steps(windows: Windows, active: Activity, idling: Idle) -> pd.DataFrame:
         **causes,
         "start_ns": windows.start,
     }
-    table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in COLUMNS if name in columns})
-    return table
+    return pd.DataFrame({name: columns[name] for name in COLUMNS if name in columns})
 
 
 def _check(steps: pd.DataFrame) -> None:
@@ -282,7 +281,7 @@ def _check(steps: pd.DataFrame) -> None:
 def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """Idle time of the `counted` parts by cause, layer, phase, operator and call, the longest first."""
     keys = ["cause", *PLACE]
-    place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])
+    place_code = joined([np.asarray(parts[name].cat.codes, np.int64) for name in keys])
     assert place_code is not None, "a program has few names"
     groups = parts["idle_ns"][is_counted].groupby(place_code[is_counted], sort=False)
     table = groups.agg(gaps="size", idle_ns="sum", longest_ns="max", longest="idxmax").reset_index()
@@ -292,8 +291,7 @@ def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.Da
     table["longest_at_ns"] = longest["start_ns"].to_numpy()
     for name in keys:
         table[name] = longest[name].astype(object).fillna("").astype(str).to_numpy()
-    selected: pd.DataFrame = table[list(IDLE_COLUMNS)]
-    return selected
+    return table[list(IDLE_COLUMNS)]
 
 
 def _warnings(trace: Trace, steps: pd.DataFrame) -> list[Issue]:

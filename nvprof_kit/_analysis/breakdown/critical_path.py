@@ -105,8 +105,7 @@ def critical_path(
     table = frame.groupby(["layer", "phase", "operator"], sort=False).sum()
     total = table.sum(axis=1)
     table["share"] = total / max(int(windows.end[window] - windows.start[window]), 1)
-    ranked: pd.DataFrame = table.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
-    return ranked
+    return table.reset_index().sort_values("share", ascending=False, kind="stable", ignore_index=True)
 
 
 class _Walk:

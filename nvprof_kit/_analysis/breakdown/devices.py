@@ -309,8 +309,7 @@ def _waits(
     waits = pd.concat([awaited, inside[["event", "gap", "range"]].assign(lost_ns=lost_ns)], ignore_index=True)
     places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
     columns = {"gap": waits["gap"], **places, "lost_ns": waits["lost_ns"], "row": waits["event"]}
-    of_gaps: pd.DataFrame = pd.DataFrame(columns)
-    return of_gaps
+    return pd.DataFrame(columns)
 
 
 def _causes(
@@ -333,8 +332,7 @@ def _causes(
     if on_host.functions is not None:
         loads_data = on_host.functions.loads_data[function]
         cases.append((function != NONE, np.where(loads_data, CODE["dataloader"], CODE["python"])))
-    causes: Codes = np.select([case for case, _ in cases], [cause for _, cause in cases], CODE["unknown"])
-    return causes
+    return np.select([case for case, _ in cases], [cause for _, cause in cases], CODE["unknown"])
 
 
 def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> tuple[Int64Array, npt.NDArray[np.bool_]]:

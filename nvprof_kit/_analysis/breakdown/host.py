@@ -75,8 +75,7 @@ class HostCalls:
         launches = np.isin(self._correlation, correlation[correlation >= 0])
         rows = np.flatnonzero(launches & ~(self.overhead | self.operator)[:-1])
         calls = {"pid": self.pid[rows], "correlation": self._correlation[rows], "start_ns": self.start[rows]}
-        of_op: Int64Array = np.append(rows, NONE)[launching_calls(calls, self._ops)]
-        return of_op
+        return np.append(rows, NONE)[launching_calls(calls, self._ops)]
 
     @cached_property
     def waits(self) -> npt.NDArray[np.bool_]:
@@ -103,8 +102,7 @@ class HostCalls:
         np.minimum.at(earliest, key, start)
         rows = np.flatnonzero(start == earliest[key])
         rows = rows[np.unique(key[rows], return_index=True)[1]]  # of those that start at once, the first in the table
-        calls: Int64Array = self.of_op[rows]
-        return calls
+        return self.of_op[rows]
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
@@ -307,7 +305,7 @@ class HostActivity:
         is_empty &= pieces["pid"].isin(self._of_process)
         host, parts = self.host, []
         for pid, intervals in pieces[is_empty].groupby("pid"):
-            calls, starts, cuts = self._of_process[pid]
+            calls, starts, cuts = self._of_process[int(str(pid))]
             row, start, end = _cut(cuts, intervals["start"].to_numpy(), intervals["end"].to_numpy())
             latest = calls[np.searchsorted(starts, start, side="right") - 1]
             following = calls[np.searchsorted(starts, end, side="left")]
@@ -322,8 +320,7 @@ class HostActivity:
         moved.loc[is_lost, "tid"] = launcher
         moved.loc[is_lost, "range"] = self.ranges.nesting.innermost(launcher, start)
         joined = pd.concat([pieces[~is_empty], moved], ignore_index=True)
-        ordered: pd.DataFrame = joined.sort_values(["wait", "start"], kind="stable", ignore_index=True)
-        return ordered
+        return joined.sort_values(["wait", "start"], kind="stable", ignore_index=True)
 
     def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
@@ -331,8 +328,7 @@ class HostActivity:
             return np.zeros(len(tid), dtype=bool)
         first, last = self._watched
         is_watched = np.isin(tid, self._scheduled) & (time_ns >= first) & (time_ns < last)
-        off: npt.NDArray[np.bool_] = is_watched & ~self._on_cpu.contains(tid, time_ns)
-        return off
+        return is_watched & ~self._on_cpu.contains(tid, time_ns)
 
     def _at(self, tid: Int64Array, time_ns: Int64Array) -> Int64Array:
         """Times of threads, on one line."""

@@ -84,10 +84,7 @@ def launch_table(
         each.index = pd.MultiIndex.from_frame(each.index.to_frame().astype(str))
     table = table.join(idle[idle > 0], how="outer").fillna(0).astype("int64")
     table["launch_bound"] = table["idle_ns"] > _BOUND * table["gpu_ns"]
-    ranked: pd.DataFrame = table.reset_index().sort_values(
-        ["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
-    )
-    return ranked
+    return table.reset_index().sort_values(["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
 
 
 QUEUE_COLUMNS: Columns = {
@@ -146,8 +143,7 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
         start_ns=starts,
         end_ns=ends,
     )
-    selected: pd.DataFrame = table[list(QUEUE_TIME_COLUMNS)]
-    return selected
+    return table[list(QUEUE_TIME_COLUMNS)]
 
 
 def _queued(trace: Trace, host: HostCalls) -> Intervals:
@@ -165,7 +161,4 @@ def _depths(windows: Intervals, queued: Intervals) -> pd.DataFrame:
         total += exact_sums(window, depth * length, count)
         np.maximum.at(maximum, window, depth)
         empty_ns += exact_sums(window[depth == 0], length[depth == 0], count)
-    depths: pd.DataFrame = pd.DataFrame(
-        {"queue_mean": total / window_ns, "queue_max": maximum, "queue_empty": empty_ns / window_ns}
-    )
-    return depths
+    return pd.DataFrame({"queue_mean": total / window_ns, "queue_max": maximum, "queue_empty": empty_ns / window_ns})

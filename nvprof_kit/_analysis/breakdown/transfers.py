@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -161,8 +161,7 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
     steady = (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)
     fast = calls.groupby("name")["gpu_ns"].transform(lambda ns: ns.quantile(0.1))
     capped_ns = np.minimum(fastest_ns, fast * np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)).astype(np.int64)
-    excess: Int64Array = (calls["gpu_ns"] - fastest_ns.where(has_size, capped_ns)).to_numpy()
-    return excess
+    return (calls["gpu_ns"] - fastest_ns.where(has_size, capped_ns)).to_numpy()
 
 
 def copy_table(
@@ -178,7 +177,7 @@ def copy_table(
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
     frame = _transfers(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
-    (gpus, codes), pair = distinct_rows(frame["device"].to_numpy(), frame["copy"].cat.codes.to_numpy(np.int64))
+    (gpus, codes), pair = distinct_rows(frame["device"].to_numpy(), np.asarray(frame["copy"].cat.codes, np.int64))
     copies = frame["copy"].cat.categories[codes]
     links = [link_of(trace.info.gpu_name(gpu), str(copy)) for gpu, copy in zip(gpus.tolist(), copies, strict=True)]
     frame["link"] = np.array([link.name for link in links], dtype=object)[pair]
@@ -195,19 +194,17 @@ def copy_table(
 def _transfers(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
     layer, phase = attribution.owners
     ops = trace.ops.iloc[rows]
-    columns = {"layer": layer[rows], "phase": phase[rows], "ops": 1, "gpu_ns": ops["end_ns"] - ops["start_ns"]}
-    transfers: pd.DataFrame = ops[["device"]].assign(
-        **columns, exposed_ns=bare[rows], bytes=ops["bytes"].clip(lower=0)
+    columns: dict[str, Any] = {"layer": layer[rows], "phase": phase[rows], "ops": 1}
+    return ops[["device"]].assign(
+        **columns, gpu_ns=ops["end_ns"] - ops["start_ns"], exposed_ns=bare[rows], bytes=ops["bytes"].clip(lower=0)
     ).reset_index(drop=True)  # fmt: skip
-    return transfers
 
 
 def _ranked(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     texts = {name: str for name, column in columns.items() if column.kind == "str"}
-    ranked: pd.DataFrame = table.reset_index().astype(texts)[list(columns)].sort_values(
+    return table.reset_index().astype(texts)[list(columns)].sort_values(
         ["exposed_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True
     )  # fmt: skip
-    return ranked
 
 
 _TWICE = ("allreduce",)
@@ -324,7 +321,6 @@ def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> npt.N
     """
     kind = np.array([str(operation).lower() for operation in collective], dtype=object)
     share = np.where(ranks > 0, (ranks - 1) / np.maximum(ranks, 1), np.nan)
-    factors: npt.NDArray[np.float64] = np.select(
+    return np.select(
         [np.isin(kind, _TWICE), np.isin(kind, _ONCE), np.isin(kind, _DIRECT)], [2 * share, share, 1.0], np.nan
     )
-    return factors

@@ -184,8 +184,7 @@ class Diff(Result):
     def among(self, rows: pd.DataFrame) -> pd.DataFrame:
         if not self.select.where:
             return rows
-        matches: pd.DataFrame = rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
-        return matches
+        return rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
 
     def encode(self, data_format: str) -> bytes:
         """As in `Result`; ``md`` is the full report, for a pull request comment."""
@@ -343,10 +342,10 @@ def _compare(
         return table, None
     arrays = [run.reindex(keys, fill_value=0).to_numpy(dtype=np.float64) for run in runs]
     # layers whose paths differ only in their numbers are equal
-    equals = table.assign(layer=table["layer"].str.replace(_NUMBER, "*", regex=True)).groupby(KEY).ngroup().to_numpy()
+    equals = table.assign(layer=table["layer"].str.replace(_NUMBER, "*", regex=True)).groupby(KEY).ngroup()
     run_noise = noise.step if level == "step" else noise.operations
     base, new = arrays[: len(sides[0])], arrays[len(sides[0]) :]
-    changes = effects(base, new, equals, run_noise, widen=level in ("layer", "layer class"))
+    changes = effects(base, new, np.asarray(equals, np.int64), run_noise, widen=level in ("layer", "layer class"))
     table = table.join(changes.rows.rename(columns={"base": "base_ns", "new": "new_ns", "p": "p_alone"}))
     table = table.assign(level=level, p=corrected(changes.rows["p"].to_numpy()))
     table["within"] = table[["low", "high"]].abs().max(axis=1, skipna=False)

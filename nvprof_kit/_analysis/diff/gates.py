@@ -8,7 +8,7 @@ import fnmatch
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nvprof_kit.errors import UsageError
 
@@ -119,6 +119,7 @@ def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided
             f"--fail-on {gate.text!r}: neither capture has such a {gate.level} outside communication; needed one that "
             "the table has"
         )
+    is_significant: Any
     change, at_most, verdict = rows_of_gate["change"], rows_of_gate["at_most"], rows_of_gate["verdict"]
     if assumed:
         is_significant = verdict == "slower"
@@ -126,7 +127,7 @@ def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided
         is_significant = (corrected(rows_of_gate["p_alone"].to_numpy()) < LEVEL) & ~(change.abs() < NOISE)
     slower = rows_of_gate[((change >= gate.limit) & is_significant) | (verdict == "new")]
     if len(slower):
-        row = slower.loc[slower["change_ns"].idxmax()]
+        row = slower.iloc[int(slower["change_ns"].argmax())]
         reason = f"{named(row)} {_change(row)}, the limit is +{100 * gate.limit:g} %"
         return GateOutcome(gate, False, reason + ", beyond the noise assumed for one run a side" * bool(assumed))
     step_ns = int(rows.loc[rows["level"] == "step", "base_ns"].iloc[0])

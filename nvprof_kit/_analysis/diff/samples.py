@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +163,7 @@ def _times_and_kernels(
     # kernels, or operators where there is no GPU
     frame = frame[ops["kind"].iloc[inside].isin([OP_KINDS.index("kernel"), OP_KINDS.index("operator")]).to_numpy()]
     by_owner = frame.groupby(["name", *KEY], observed=True)[["count", "gpu_ns"]].sum()
-    of_kernel = by_owner.groupby(level=["name", "kernel_class"], observed=True)
+    of_kernel: Any = by_owner.groupby(level=["name", "kernel_class"], observed=True)
     where = of_kernel["count"].agg(lambda counts: tuple(sorted(counts / count)))
     kernels = (of_kernel.sum() / max(count, 1)).assign(where=where).reset_index()
     kernels = kernels.astype({"name": str, "kernel_class": str})

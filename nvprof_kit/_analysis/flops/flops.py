@@ -217,8 +217,7 @@ class Flops(ByLayer):
         sums = ("layers", "gpu_busy_ns", "limit_ns", "fused_limit_ns", "excess_ns", "flops", "dram_bytes")
         how = {"layer": "first", "dtype": "first", **dict.fromkeys(sums, "sum")}
         kinds = rows.groupby(["kind", "phase", "bound"], sort=False, as_index=False).agg(how)
-        sorted_kinds: pd.DataFrame = kinds.sort_values("excess_ns", ascending=False, ignore_index=True)
-        return sorted_kinds
+        return kinds.sort_values("excess_ns", ascending=False, ignore_index=True)
 
     def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         """The values of equal layers in a phase together: sums, and rates as means weighted by busy time."""
@@ -264,7 +263,7 @@ def flops(
     rows = rows.join(program.of_rows(rows, choice.count or int(from_shapes), compiled_rows(trace, attribution)))
     rows.index = pd.MultiIndex.from_frame(rows[["layer", "phase"]])
     ran = rows[(rows["calls"] > 0) | (rows["layer"] == NO_LAYER)]
-    times = ran["times"].dropna().to_dict()
+    times: Any = ran["times"].dropna().to_dict()
     totals, uncaptured = _totals(operations, program, times, choice)
     notes, shares = _uncounted(operations, program, ran.index, choice)
     table = _table(program, rows, of_gpu, notes)
@@ -336,8 +335,7 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
         for row in table.to_dict("records")
     ]
     table["note"] = [NOTES_APART.join(filter(None, texts)) for texts in reasons]
-    columns: pd.DataFrame = table[[*COLUMNS]]
-    return columns
+    return table[[*COLUMNS]]
 
 
 def _totals(
@@ -390,14 +388,14 @@ def _uncounted(
         for numbers in (with_flops, with_flops | {*counts.unknown["range"]})
     )
     shares = times["matrix"] / times["ns"].clip(lower=1)
-    notes = {
+    notes: Any = {
         key: f"{share:.0%} of its own time is in matrix kernels that were not counted"
         for key, share in shares[(shares > _NOTABLE) & ~is_known].items()
     }
     uncounted = times[(times["products"] > _NOTABLE * times["work"].clip(lower=1)) & ~has_flops]
     layers = uncounted.index.get_level_values("layer").astype(str)
     names = layers.str.replace(r"(^|\.)\d+(?=\.|$)", "", regex=True).str.extract(r"([^.]*?)_?\d*$", expand=False)
-    by_name = (uncounted["work"] / total_ns).groupby(names).sum().sort_values(ascending=False, kind="stable")
+    by_name: Any = (uncounted["work"] / total_ns).groupby(names).sum().sort_values(ascending=False, kind="stable")
     return notes, by_name.to_dict() if by_name.sum() > UNCOUNTED_SHARE else {}
 
 

@@ -115,8 +115,7 @@ class Program:
     def limited(self, compiled: Collection[Key]) -> npt.NDArray[np.bool_]:
         """Whether each operator has a limit of its own: in what torch.compile made, only products have."""
         is_compiled = self.within(compiled)[self.operators["range"]]
-        is_limited: npt.NDArray[np.bool_] = ~is_compiled | (self.operators["flops"].to_numpy() > 0)
-        return is_limited
+        return ~is_compiled | (self.operators["flops"].to_numpy() > 0)
 
     def members(self, keys: Iterable[Key]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Which ranges belong to which of the layers and phases, both by position: a range to its own, and in the same

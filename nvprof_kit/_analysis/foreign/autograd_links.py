@@ -57,8 +57,7 @@ def makers(operators: pd.DataFrame) -> Int64Array:
     is_inside = _enclosing(unlinked) != NONE
     first, second = on_own.where(is_inside, on_other), on_other.where(is_inside, on_own)
     maker[unlinked.index] = first.where((first != NONE) | is_ambiguous, second).fillna(NONE)
-    rows: Int64Array = maker.to_numpy(dtype=np.int64)
-    return rows
+    return np.asarray(maker, dtype=np.int64)
 
 
 def _last_before(forward: pd.DataFrame, nodes: pd.DataFrame) -> pd.Series[int]:
@@ -67,15 +66,13 @@ def _last_before(forward: pd.DataFrame, nodes: pd.DataFrame) -> pd.Series[int]:
     left, right = (rows[["start_ns", *keys]].sort_values("start_ns", kind="stable") for rows in (nodes, forward))
     right["maker"] = right.index
     joined = pd.merge_asof(left, right, on="start_ns", by=keys).set_axis(left.index)
-    maker: pd.Series[int] = joined["maker"].fillna(NONE).astype(np.int64)
-    return maker
+    return joined["maker"].fillna(NONE).astype(np.int64)
 
 
 def _enclosing(nodes: pd.DataFrame) -> pd.Series[int]:
     """The row of the innermost of these nodes around each, which nest on their thread as calls do, or `NONE`."""
     nesting = nest(*(nodes[name].to_numpy() for name in ("start_ns", "end_ns", "tid")))
-    enclosing: pd.Series[int] = pd.Series(np.append(nodes.index, NONE)[nesting.parent], nodes.index)
-    return enclosing
+    return pd.Series(np.append(nodes.index, NONE)[nesting.parent], nodes.index)
 
 
 def with_followers(operators: pd.DataFrame, owner: Int64Array) -> Int64Array:
@@ -97,8 +94,7 @@ def _in_order(operators: pd.DataFrame) -> pd.DataFrame:
     nodes = operators[operators["backward"]]
     nodes = nodes.assign(enclosing=_enclosing(nodes))
     nodes["run"] = nodes.groupby(["tid", "enclosing"]).ngroup()
-    ordered: pd.DataFrame = nodes.sort_values(["run", "start_ns"], kind="stable")
-    return ordered
+    return nodes.sort_values(["run", "start_ns"], kind="stable")
 
 
 def envelopes(operators: pd.DataFrame, owner: Int64Array, outer: Int64Array) -> pd.DataFrame:
@@ -130,5 +126,4 @@ def envelopes(operators: pd.DataFrame, owner: Int64Array, outer: Int64Array) -> 
         intervals_of_level = nodes[["start_ns", "end_ns", "pid", "tid"]].iloc[first].assign(layer_range=level[first])
         intervals_of_level["end_ns"] = nodes["end_ns"].to_numpy()[last[: len(first)]]
         parts.append(intervals_of_level[intervals_of_level["layer_range"] != NONE])
-    intervals: pd.DataFrame = pd.concat(parts, ignore_index=True)
-    return intervals
+    return pd.concat(parts, ignore_index=True)

@@ -96,7 +96,7 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
         }
         edges = {name: ranges[name] + start_ns for name in ("start_ns", "end_ns")}
         ranges = ranges.assign(pid=pid, tid=tid, **edges)
-        trace = with_ranges(trace, dict(ranges.items()), created, new_node)
+        trace = with_ranges(trace, {str(name): column for name, column in ranges.items()}, created, new_node)
     how = "modules" if has_blocks else "operators"
     text = f"{share:.1%} of the GPU time of {len(replays)} graph replays is named by the {how} in {Path(path).name}"
     issue = Issue("replays", "note" if share > 0.95 else "warning", 1.0, text)
@@ -143,8 +143,7 @@ def _layers(capture: Trace, nodes: pd.DataFrame, used: Int64Array) -> pd.DataFra
             position[on_thread] += np.searchsorted(created_ns, layers.loc[on_thread, name])
     used_before = np.concatenate([[0], np.cumsum(np.bincount(used, minlength=len(nodes)) > 0)])
     is_used = used_before[edges["end_ns"]] > used_before[edges["start_ns"]]
-    used_layers: pd.DataFrame = layers.assign(**edges).loc[is_used, ["start_ns", "end_ns", "category", "text"]]
-    return used_layers
+    return layers.assign(**edges).loc[is_used, ["start_ns", "end_ns", "category", "text"]]
 
 
 def _operators(layers: pd.DataFrame, nodes: pd.DataFrame, used: Int64Array) -> pd.DataFrame:

@@ -252,7 +252,7 @@ class _Renamed:
             return
         forward = recorded[~recorded["backward"]]
         layers = [RangeName(str(text), Category.FORWARD) for text in forward["name"].cat.categories]
-        self._append(forward, layers, forward["name"].cat.codes.to_numpy())
+        self._append(forward, layers, np.asarray(forward["name"].cat.codes, np.int64))
 
     def link(self, operators: pd.DataFrame) -> list[Issue]:
         """Add the backward pass derived from the operators, and report how much of it was found."""

@@ -100,8 +100,7 @@ class Kernels:
     def by_owner(self) -> pd.DataFrame:
         """Time in ns and number of ``launches`` by ``owner`` and ``signature``."""
         groups = self.launches.groupby(["owner", "signature"], as_index=False)
-        sums: pd.DataFrame = groups.agg(ns=("ns", "sum"), launches=("ns", "size"))
-        return sums
+        return groups.agg(ns=("ns", "sum"), launches=("ns", "size"))
 
 
 def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernels:
@@ -185,5 +184,5 @@ def _divided(
         for group in groups:
             group_of_cell[group] = len(divided)
             names = frozenset(roles[role] for role in rows.loc[group, "role"]) if len(groups) > 1 else frozenset()
-            divided.append(replace(signatures[signature], roles=names))
+            divided.append(replace(signatures[int(str(signature))], roles=names))
     return tuple(divided), group_of_cell[cells.ngroup()]

@@ -93,8 +93,7 @@ def folded(
     count = np.array([group.count for group in groups], dtype=np.int64)
     figures = {f"{name}_{unit}": each.agg(name).round().where(count > 1).astype("Int64") for name in EACH}
     labels, differences = ([getattr(group, name) for group in groups] for name in ("label", "difference"))
-    with_figures: pd.DataFrame = table.assign(layer=labels, count=count, **figures, unlike=differences)
-    return with_figures
+    return table.assign(layer=labels, count=count, **figures, unlike=differences)
 
 
 def marked(rows: pd.DataFrame, groups: Iterable[Group]) -> pd.DataFrame:
@@ -155,7 +154,7 @@ class Blocks:
             noun: What the amounts measure.
         """
         by_phase = rows.pivot_table(index="layer", columns="phase", values=column, aggfunc="sum")
-        amounts = by_phase.reindex(index=self.layers, columns=LAYER_PHASES).fillna(0).to_numpy(dtype=np.float64)
+        amounts = by_phase.reindex(index=list(self.layers), columns=LAYER_PHASES).fillna(0).to_numpy(dtype=np.float64)
         if not amounts.sum():
             return self
         amounts = amounts * (self.times[:, : len(LAYER_PHASES)].sum() / amounts.sum())
@@ -251,7 +250,8 @@ def computing_blocks(operations: Operations, is_counted: npt.NDArray[np.bool_]) 
     frame = pd.DataFrame({"layer": layer, "phase": phase, "ns": trace.ops["end_ns"] - trace.ops["start_ns"]})
     self_ns = frame[computing].groupby(["layer", "phase"], observed=True)["ns"].sum()
     parents = layer_parents(operations.attribution.ranges)
-    return Blocks.of({(str(layer), str(phase)): float(ns) for (layer, phase), ns in self_ns.items()}, parents, parents)
+    times: Any = self_ns.astype(float).to_dict()
+    return Blocks.of(times, parents, parents)
 
 
 class _Folder:
@@ -505,8 +505,7 @@ def fold_ranked(
     table = folded(rows, groups, rows[cost], cost.rpartition("_")[2], how)
     labels = [f"{group.label} x{group.count}" if group.count > 1 else group.label for group in groups]
     table = table.assign(layer=labels).drop(columns="count")
-    ranked: pd.DataFrame = table.sort_values(cost, ascending=False, kind="stable", key=abs, ignore_index=True)
-    return ranked
+    return table.sort_values(cost, ascending=False, kind="stable", key=abs, ignore_index=True)
 
 
 def mark_ranked(rows: pd.DataFrame, columns: Columns, cost: str, equal_columns: Sequence[str] = ()) -> pd.DataFrame:
@@ -635,5 +634,4 @@ class Views(Result):
 
 
 def _with_cost(rows: pd.DataFrame, cost: str, alike: Sequence[str]) -> pd.DataFrame:
-    table: pd.DataFrame = rows if cost in rows else rows.assign(**{cost: rows[[*alike]].sum(axis=1)})
-    return table
+    return rows if cost in rows else rows.assign(**{cost: rows[[*alike]].sum(axis=1)})

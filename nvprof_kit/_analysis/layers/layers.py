@@ -277,8 +277,7 @@ def _tree(cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tup
             for name in chain(*splits.values())
         },
     }
-    printed: pd.DataFrame = pd.DataFrame(columns).astype(dict.fromkeys(("layer", "phase", "parent"), object))
-    return printed
+    return pd.DataFrame(columns).astype(dict.fromkeys(("layer", "phase", "parent"), object))
 
 
 def _summary(operations: Operations, cells: Cells, sums: Mapping[str, Int64Array], choice: StepChoice) -> Summary:

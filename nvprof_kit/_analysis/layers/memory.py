@@ -50,8 +50,7 @@ class LayerMemory:
         memory = self.by_cell.reindex(cell)
         if self.traced:
             memory = memory.fillna(dict.fromkeys(TRACED, 0))
-        table: pd.DataFrame = rows.assign(**{str(name): values.array for name, values in memory.items()})
-        return table
+        return rows.assign(**{str(name): values.array for name, values in memory.items()})
 
     def of_tree(self, cells: Cells, tree: pd.DataFrame) -> pd.DataFrame:
         """The memory of each row of `Layers.tree`, in its order.
@@ -71,14 +70,13 @@ class LayerMemory:
         nested = ModelTree(keys.tolist(), tree["parent"].tolist()).with_nested(
             keys.map(alloc).fillna(0).to_numpy(dtype=np.int64)
         )
-        table: pd.DataFrame = pd.DataFrame(
+        return pd.DataFrame(
             {
                 "kept_bytes": tree["layer"].map(forward).where(inside).astype("Int64"),
                 "peak_bytes": tree["layer"].map(peak).where(inside).astype("Int64"),
                 "cuda_bytes": pd.array(nested if self.traced else [None] * len(nested), dtype="Int64"),
             }
         )
-        return table
 
 
 def has_memory(trace: Trace) -> bool:
@@ -120,8 +118,7 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
         column = cells.of_instance[step] if by_step else np.zeros(len(step), dtype=np.int64)
         is_shown = column >= 0
         cell = row[is_shown] * cells.shape[1] + column[is_shown]
-        together: pd.DataFrame = table[is_shown].groupby(cell).agg(dict(how)).round().astype("Int64")
-        return together
+        return table[is_shown].groupby(cell).agg(dict(how)).round().astype("Int64")
 
     parts, before = [], 0
     if carried and marks is not None:

@@ -182,8 +182,7 @@ def _with_memory(rows: pd.DataFrame, memory: pd.DataFrame | None, numbers: Mappi
         instance = runs.map(dict(enumerate(numbers))) if in_turn else step.map(first)
         memory = memory.assign(instance=instance.astype("Int64")).drop(columns="step")
         joined = rows.merge(memory.groupby(keys, sort=False, dropna=False).agg(how).reset_index(), on=keys, how="left")
-    typed: pd.DataFrame = joined.astype(dict.fromkeys(MEMORY_COLUMNS, "Int64"))
-    return typed
+    return joined.astype(dict.fromkeys(MEMORY_COLUMNS, "Int64"))
 
 
 def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
@@ -213,5 +212,4 @@ def _kinds(rows: pd.DataFrame, attention: pd.DataFrame) -> pd.DataFrame:
                 record |= {"count": int(of_kind["count"].sum()), "attention_ns": record["gpu_ns"]}
             records.append(record)
     kinds = pd.DataFrame(records, columns=list(KIND_COLUMNS))
-    typed: pd.DataFrame = kinds.astype({"cpu_ns": "Int64", "retained_bytes": "Int64"})
-    return typed
+    return kinds.astype({"cpu_ns": "Int64", "retained_bytes": "Int64"})

@@ -182,7 +182,7 @@ class Cells:
         column, row = np.nonzero(is_row.T)
         instance = self.instances[column]
         layer, phase = self.labels
-        frame: pd.DataFrame = pd.DataFrame(
+        return pd.DataFrame(
             {
                 "step": pd.arrays.IntegerArray(np.append(steps, 0)[instance], instance < 0),
                 "instance": pd.arrays.IntegerArray(instance, instance < 0),
@@ -191,7 +191,6 @@ class Cells:
                 **{name: of_cells[row, column] for name, of_cells in values.items()},
             }
         )
-        return frame
 
     def around(self, items: Int64Array, cell: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Every pair of an item and a cell such that the item is of the cell, or of one of a layer inside it.

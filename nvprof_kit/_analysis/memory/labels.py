@@ -45,8 +45,7 @@ def read_labels(labels: Iterable[str]) -> pd.DataFrame:
     """Layer, phase and step of each label, a row per label number; -1 stands for no label."""
     read = {number: _read(label) for number, label in enumerate(labels)} | {-1: (NO_LAYER, NO_PHASE, None)}
     table = pd.DataFrame.from_dict(read, orient="index", columns=["layer", "phase", "step"])
-    typed: pd.DataFrame = table.astype({"layer": "category", "phase": "category", "step": "Int64"})
-    return typed
+    return table.astype({"layer": "category", "phase": "category", "step": "Int64"})
 
 
 def _read(label: str) -> tuple[str, str, int | None]:
@@ -103,5 +102,4 @@ def holder_table(allocations: pd.DataFrame, keys: Mapping[str, object], before: 
         row = pd.DataFrame([{**first, "bytes": before, "blocks": 0, "largest_bytes": 0}])
         holders = pd.concat([holders, row]) if len(holders) else row
     holders["share"] = holders["bytes"] / max(int(holders["bytes"].sum()), 1)
-    in_order: pd.DataFrame = holders.reset_index(drop=True)
-    return in_order
+    return holders.reset_index(drop=True)

@@ -241,8 +241,7 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
     blocks = moves.assign(start=moves["event"], end=follows.where(is_freed, len(events)))[moves["is_alloc"]]
     before = moves.assign(start=-1, end=moves["event"], label=-1)[is_orphan]
     lifetimes = pd.concat([blocks, before], ignore_index=True)[["start", "end", "size_bytes", "label"]]
-    typed: pd.DataFrame = lifetimes.astype("int64")
-    return typed
+    return lifetimes.astype("int64")
 
 
 def _warnings(summary: MemorySummary, before: int, allocations: pd.DataFrame) -> list[Issue]:

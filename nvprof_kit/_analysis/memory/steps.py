@@ -50,8 +50,7 @@ def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> 
     fragmentation = 1 - table["largest_free_bytes"] / table["free_bytes"].where(table["free_bytes"] > 0)
     table = table.assign(fragmentation=fragmentation.fillna(0.0)).astype({"kind": "str", "pool": "str"})
     table = table.sort_values("free_bytes", ascending=False, kind="stable", ignore_index=True)
-    in_order: pd.DataFrame = table[list(SEGMENTS)]
-    return in_order
+    return table[list(SEGMENTS)]
 
 
 STEPS: Columns = MappingProxyType(
@@ -79,28 +78,26 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
     """
     rows = np.flatnonzero(step.notna().to_numpy())
     if not len(rows):
-        nothing: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype="int64") for name in STEPS})
-        return nothing
+        return pd.DataFrame({name: pd.Series(dtype="int64") for name in STEPS})
     numbers, code = np.unique(step.to_numpy(dtype=np.int64, na_value=0)[rows], return_inverse=True)
     first, last = np.full(len(numbers), len(level)), np.zeros(len(numbers), dtype=np.int64)
     np.minimum.at(first, code, rows)
     np.maximum.at(last, code, rows)
     in_steps = allocations[allocations["step"].notna()].astype({"step": "int64"})
     of_step = in_steps.groupby("step")["size_bytes"]
-    sums = of_step.agg(allocated_bytes="sum", allocations="size", largest_bytes="max")
+    sums: Any = of_step.agg(allocated_bytes="sum", allocations="size", largest_bytes="max")
     sums["kept_bytes"] = in_steps[in_steps["end"] == len(level)].groupby("step")["size_bytes"].sum()
     sums = sums.reindex(numbers).fillna(0).astype("int64")
     end, edges = level[last], np.stack([first, last + 1], axis=1)
-    table: pd.DataFrame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "step": numbers,
             "peak_bytes": np.maximum.reduceat(np.append(level, level[-1]), edges.ravel())[::2],
             "end_bytes": end,
             "growth_bytes": np.diff(end, prepend=end[0]),
-            **{name: sums[name].to_numpy() for name in sums},
+            **{str(name): values.to_numpy() for name, values in sums.items()},
         }
     )
-    return table
 
 
 TRAFFIC: Columns = MappingProxyType(

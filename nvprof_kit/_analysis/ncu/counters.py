@@ -94,8 +94,7 @@ def counters(report: NcuReport) -> pd.DataFrame:
         stall = _STALL.fullmatch(str(title))
         if stall and stall["reason"] not in _NOT_A_STALL:
             amounts[f"{STALL_PREFIX}{stall['reason']}"] = metrics[title].to_numpy()
-    table: pd.DataFrame = pd.DataFrame(amounts)
-    return table
+    return pd.DataFrame(amounts)
 
 
 def missed_links(metrics: pd.DataFrame) -> tuple[Issue, ...]:

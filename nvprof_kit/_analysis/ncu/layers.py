@@ -37,8 +37,7 @@ def tidy(report: NcuReport) -> pd.DataFrame:
     owners = own_layers(report.kernels).owners
     who = report.kernels[["id", "pid", "device", "kernel", "grid", "block"]]
     who = who.assign(layer=[layer for layer, _ in owners], phase=[phase for _, phase in owners])
-    table: pd.DataFrame = pd.concat([who, report.metrics, report.texts], axis=1)
-    return table
+    return pd.concat([who, report.metrics, report.texts], axis=1)
 
 
 BUSY = 60.0
@@ -156,8 +155,8 @@ class NcuLayers(ByLayer):
     def join(self, path: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
         """The values of equal layers in a phase together, from the counters of all their kernels."""
         together = self.folded(dict.fromkeys(rows["layer"], path))
-        row: dict[str, Any] = together[(together["layer"] == path) & (together["phase"] == phase)].iloc[0].to_dict()
-        return row
+        row = together[(together["layer"] == path) & (together["phase"] == phase)].iloc[0]
+        return {str(name): value for name, value in row.items()}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -197,8 +196,7 @@ class Work:
     def measured(self) -> pd.DataFrame:
         """Those of `launches` that a measured kernel represents."""
         is_measured = np.append(self.counters["duration_ns"].notna(), False)
-        table: pd.DataFrame = self.launches[is_measured[self.launches["item"]]]
-        return table
+        return self.launches[is_measured[self.launches["item"]]]
 
 
 def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
@@ -284,10 +282,7 @@ def _rows(work: Work) -> pd.DataFrame:
     def nested(values: pd.DataFrame, owner: pd.Series[int]) -> pd.DataFrame:
         """Sums by row, with those of the layers inside it."""
         sums = values.groupby(row_of_owner[owner]).sum().reindex(range(len(keys)), fill_value=0)
-        with_inner: pd.DataFrame = pd.DataFrame(
-            tree.with_nested(sums.to_numpy(dtype=np.float64)), columns=values.columns
-        )
-        return with_inner
+        return pd.DataFrame(tree.with_nested(sums.to_numpy(dtype=np.float64)), columns=values.columns)
 
     launched = nested(work.launches[["launches", "ns"]], work.launches["owner"])
     measured = work.measured().reset_index(drop=True)
@@ -297,8 +292,7 @@ def _rows(work: Work) -> pd.DataFrame:
         """Means over the time of the launches; NaN if none was measured."""
         values = counters_of_launch[[*columns]]
         sums, weights = (nested(of.mul(weight, axis=0), owner) for of in (values, values.notna()))
-        averages: pd.DataFrame = sums / weights
-        return averages
+        return sums / weights
 
     ns, compute, memory = measured["ns"], counters_of_launch["compute_pct"], counters_of_launch["memory_pct"]
     is_busy = np.maximum(compute, memory) >= BUSY
@@ -326,8 +320,7 @@ def _rows(work: Work) -> pd.DataFrame:
             for row, (name, share) in enumerate(zip(costliest, shares, strict=True))
         ],
     )
-    in_order: pd.DataFrame = table[[*COLUMNS]]
-    return in_order
+    return table[[*COLUMNS]]
 
 
 def _reason(bound: str, share: float, means: Mapping[Any, float]) -> str:

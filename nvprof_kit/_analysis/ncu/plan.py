@@ -362,8 +362,7 @@ def _rows(signatures: Sequence[Signature], work: pd.DataFrame, total_ns: int, ha
     table = table.sort_values("above_limit_ns", ascending=False, kind="stable", ignore_index=True)
     table["share"] = table["gpu_ns"] / total_ns
     table["covered"] = table["share"].cumsum()
-    in_order: pd.DataFrame = table[[name for name in COLUMNS if has_limits or name != "above_limit_ns"]]
-    return in_order
+    return table[[name for name in COLUMNS if has_limits or name != "above_limit_ns"]]
 
 
 def size_text(size: tuple[int, int, int]) -> str:

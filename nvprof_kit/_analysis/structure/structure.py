@@ -108,7 +108,7 @@ class _Ranges:
         self._operators, self._operator = [""], np.zeros(len(trace.ops), dtype=np.int64)
         if "captured_by" in trace.ops:
             operator = trace.ops["captured_by"].cat
-            self._operators, self._operator = list(operator.categories), operator.codes.to_numpy()
+            self._operators, self._operator = list(operator.categories), np.asarray(operator.codes, np.int64)
 
     def add(self, sequence: Sequence, passes: list[Pass], names: list[str]) -> None:
         """Add the ranges of one device's passes."""

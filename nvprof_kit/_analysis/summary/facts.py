@@ -77,8 +77,7 @@ class Facts(Operations):
         else:
             launch_ns = (host.end - host.start)[host.of_op[rows]]
         step = self.attribution.step[rows].astype(np.int64) if self.by_step else 0
-        frame: pd.DataFrame = pd.DataFrame({"step": step, "cpu": launch_ns, "gpu": self.duration[rows]})
-        return frame
+        return pd.DataFrame({"step": step, "cpu": launch_ns, "gpu": self.duration[rows]})
 
     def step_of_calls(self, calls: Int64Array) -> Int64Array:
         """The step instance of each given host call: on its thread, else on the one other thread of its process that is
@@ -108,8 +107,7 @@ class Facts(Operations):
                 "comm_ns": active.comm,
             }
         )
-        summed: pd.DataFrame = self.included(frame).groupby(["step", "process", "device"], as_index=False).sum()
-        return summed
+        return self.included(frame).groupby(["step", "process", "device"], as_index=False).sum()
 
     def busy(self, intervals: pd.DataFrame, length: str, **names: str) -> pd.DataFrame:
         """How many included intervals there are, and the length of their union.
@@ -129,8 +127,7 @@ class Facts(Operations):
         is_call = intervals["is_call"] if "is_call" in intervals else np.ones(len(intervals))
         calls = np.bincount(group, weights=is_call, minlength=len(steps)).astype(np.int64)
         length_ns = union_lengths(start, end, lane, group, len(steps)) if len(steps) else group
-        table: pd.DataFrame = pd.DataFrame({"step": steps, "calls": calls, length: length_ns, **names})
-        return table
+        return pd.DataFrame({"step": steps, "calls": calls, length: length_ns, **names})
 
     def busy_ops(self, ops: Int64Array, **names: str) -> pd.DataFrame:
         """The same of operations, on their devices."""
@@ -168,8 +165,7 @@ class Facts(Operations):
             table[f"{side}_ratio"] = total / max(int(total.sum()) if side == "cpu" else self.gpu_ns, 1)
         cost = "gpu_total_ns" if table["gpu_total_ns"].any() else "cpu_total_ns"
         keys = [self.sort, cost] if self.sort in table else [cost]
-        ranked: pd.DataFrame = table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
-        return ranked
+        return table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)
 
     def finished(self, table: pd.DataFrame) -> pd.DataFrame:
         """Finish a view's table. By step, sort by step instance with outside steps last, and add the step numbers;
@@ -181,5 +177,4 @@ class Facts(Operations):
         numbers = pd.Series(dict(enumerate(self.attribution.ranges.steps.tolist())), dtype="Int64")
         table.insert(0, "step", instance.map(numbers).astype("Int64"))
         table.insert(1, "instance", instance)
-        ordered: pd.DataFrame = table.sort_values("instance", kind="stable", ignore_index=True)
-        return ordered
+        return table.sort_values("instance", kind="stable", ignore_index=True)

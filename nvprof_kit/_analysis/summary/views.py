@@ -60,8 +60,7 @@ def _cpu(facts: Facts, position: int, running: pd.DataFrame | None) -> pd.DataFr
     start, end = windows.start[rows], windows.end[rows]
     busy = np.nan if running is None else _until(running, end) - _until(running, start)
     frame = pd.DataFrame({"step": windows.instance[rows], "wall_ns": end - start, "busy_ns": busy})
-    table: pd.DataFrame = facts.included(frame).groupby("step", as_index=False).sum(min_count=1)
-    return table
+    return facts.included(frame).groupby("step", as_index=False).sum(min_count=1)
 
 
 def _until(running: pd.DataFrame, time_ns: Int64Array) -> Int64Array:
@@ -114,8 +113,7 @@ def model(facts: Facts) -> pd.DataFrame:
 def _parts(phases: pd.Series[str]) -> Int64Array:
     """The place among `MODEL_PARTS` of each phase."""
     parts = phases.str.lower().map(_PART_OF_PHASE).fillna("other")
-    codes: Int64Array = parts.map(MODEL_PARTS.index).to_numpy(dtype=np.int64)
-    return codes
+    return parts.map(MODEL_PARTS.index).to_numpy(dtype=np.int64)
 
 
 def distributed(facts: Facts) -> pd.DataFrame:
@@ -130,8 +128,7 @@ def distributed(facts: Facts) -> pd.DataFrame:
         overlap_ratio=(overlap_ns / table["comm_ns"]).where(table["comm_ns"] > 0, 0.0),
     )
     times = ["wall_ns", "compute_ns", "comm_ns", "overlap_ns", "exposed_comm_ns", "comm_ratio", "overlap_ratio"]
-    view: pd.DataFrame = table[["step", "process", "device", *times]]
-    return view
+    return table[["step", "process", "device", *times]]
 
 
 def kernel(facts: Facts) -> pd.DataFrame:
@@ -194,8 +191,7 @@ def operator(facts: Facts) -> pd.DataFrame:
     rows = np.flatnonzero(host.operator[:-1])
     rows = rows[np.lexsort((host.start[rows], host.tid[rows]))]
     if not len(rows):
-        empty: pd.DataFrame = pd.DataFrame(columns=["step", "operator", "kernel", "calls"])
-        return empty
+        return pd.DataFrame(columns=["step", "operator", "kernel", "calls"])
     start, end = host.start[rows], host.end[rows]
     nesting = nest(start, end, host.tid[rows])
     inner = nesting.innermost(host.tid[host.of_op], host.start[host.of_op])
@@ -210,8 +206,7 @@ def operator(facts: Facts) -> pd.DataFrame:
     operators, kernels = (facts.statistics(rows, ["operator", "kernel"]) for rows in (facts.included(frame), below))
     rank = operators.sort_values("step", kind="stable")[["step", "operator"]].assign(rank=range(len(operators)))
     table = pd.concat([operators, kernels], ignore_index=True).merge(rank, on=["step", "operator"], how="left")
-    ordered: pd.DataFrame = table.sort_values("rank", kind="stable", ignore_index=True).drop(columns="rank")
-    return ordered
+    return table.sort_values("rank", kind="stable", ignore_index=True).drop(columns="rank")
 
 
 def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array) -> Int64Array:

@@ -98,6 +98,7 @@ def limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
     """A row for each kind of layer and phase: its time, the least time of its work, and the bar's widths in percent."""
     if flops is None or (kinds := flops.kinds().head(MAX_LIMIT_BARS)).empty:
         return []
+    rows: Any = kinds.to_dict("records")
     longest = kinds["gpu_busy_ns"].max()
     ms = Milliseconds.for_total(int(longest), max(flops.totals.steps, 1))
     return [
@@ -110,7 +111,7 @@ def limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
             "limit_width": 100 * min(row["limit_ns"], row["gpu_busy_ns"]) / longest,
             "excess_width": 100 * max(row["excess_ns"], 0) / longest,
         }
-        for row in kinds.to_dict("records")
+        for row in rows
     ]
 
 
@@ -173,8 +174,7 @@ def kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> p
     frame = pd.DataFrame({**columns, "ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()})[is_counted]
     amounts = {"calls": ("ns", "size"), "total_ns": ("ns", "sum"), "min_ns": ("ns", "min"), "max_ns": ("ns", "max")}
     rows = frame.groupby(list(columns), sort=False, observed=True, as_index=False).agg(**amounts)
-    kernels: pd.DataFrame = rows.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
-    return kernels
+    return rows.sort_values("total_ns", ascending=False, kind="stable", ignore_index=True)
 
 
 def drawn_kernels(table: pd.DataFrame, drawing: Drawing, limit: int) -> dict[str, Any]:

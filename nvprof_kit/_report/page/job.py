@@ -45,8 +45,7 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     position = np.searchsorted(number, segment, side="right") - 1
     usable = (segment >= 0) & (position >= 0)
     if not usable.any():
-        empty: pd.DataFrame = segments.iloc[:0].reindex(columns=_WORK_COLUMNS)
-        return empty
+        return segments.iloc[:0].reindex(columns=_WORK_COLUMNS)
     at, time = reached[position[usable]], when[usable]
     order = np.lexsort((time, at))
     at, first = np.unique(at[order], return_index=True)
@@ -55,8 +54,7 @@ def work_of(points: pd.DataFrame, segments: pd.DataFrame) -> pd.DataFrame:
     time = np.concatenate((time[:1] - at[1], time, time[-1:] + at[-1] - at[-2]))
     starts, ends = (np.interp(positions, at, time).astype(np.int64) for positions in (reached - length, reached))
     pieces = segments[["step", "doing", "layer", "phase"]].assign(start_ns=starts, end_ns=ends)
-    work: pd.DataFrame = pieces[pieces["end_ns"] > pieces["start_ns"]]
-    return work
+    return pieces[pieces["end_ns"] > pieces["start_ns"]]
 
 
 def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
@@ -75,10 +73,7 @@ def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
         labels.assign(start_ns=begun, end_ns=end, doing=TRANSFER, text=points["sort"]),
     ]
     both = pd.concat(parts, ignore_index=True)
-    pieces: pd.DataFrame = both[both["end_ns"] > both["start_ns"]].sort_values(
-        "start_ns", kind="stable", ignore_index=True
-    )
-    return pieces
+    return both[both["end_ns"] > both["start_ns"]].sort_values("start_ns", kind="stable", ignore_index=True)
 
 
 def apart(frame: pd.DataFrame, max_frames: int = 4) -> list[pd.DataFrame]:
@@ -349,7 +344,7 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
     if len(windows) != 1:
         windows.insert(0, ShownStep(None, None, "all", origin, int(pieces["end_ns"].max()), {}))
     groups = []
-    for rank, of_rank in pieces.groupby("rank", sort=True):
+    for number, of_rank in pieces.groupby("rank", sort=True):
         activity = of_rank["doing"]
         is_work, is_collective = activity.isin(("compute", "copy")), activity.isin((WAITING, TRANSFER))
         idle = of_rank[~is_work & ~is_collective & (activity != "communication")]
@@ -360,7 +355,7 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
         ]
         names = {"text": "text", "phase": "phase", "layer": "layer"}
         rows = [drawing.row(kind, frame, origin, names) for kind, frame in frames if len(frame)]
-        groups.append({"label": f"rank {rank}", "rank": rank, "rows": rows})
+        groups.append({"label": f"rank {number}", "rank": number, "rows": rows})
     return {
         "start": origin,
         "steps": drawn_steps(windows, origin),

@@ -199,8 +199,9 @@ def comparison(base: Layers, new: Layers) -> tuple[list[dict[str, Any]], list[Ce
 def _times(layers: Layers) -> tuple[dict[str, float], dict[str, str]]:
     """The time per step without communication of each row of a tree, and its parent."""
     tree = layers.tree.set_index(row_names(layers.tree))
-    work = (tree["total_ns"] - tree["comm_ns"]) / max(layers.summary.steps, 1)
-    return work.to_dict(), tree["parent"].to_dict()
+    work: Any = (tree["total_ns"] - tree["comm_ns"]) / max(layers.summary.steps, 1)
+    parents: Any = tree["parent"].to_dict()
+    return work.to_dict(), parents
 
 
 def short_path(path: str) -> str:

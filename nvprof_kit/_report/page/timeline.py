@@ -188,7 +188,7 @@ def _merged(timeline: Timeline, separate: Sequence[Any], limit: int, left_out: l
     start, end = ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy()
     length = end - start
     if len(ops) <= limit:
-        return ops.assign(count=1, busy=length)  # type: ignore[no-any-return]
+        return ops.assign(count=1, busy=length)
     owner = [ops[name].cat.codes if ops[name].dtype == "category" else ops[name] for name in ("layer", "phase")]
     changes = np.ones(len(ops), dtype=bool)
     changes[1:] = np.any([np.diff(key) != 0 for key in (ops["lane"], ops["instance"], *owner)], axis=0)
@@ -231,8 +231,7 @@ def _longest(
     ranked = np.argsort(-rank, kind="stable")
     at_most = MS.with_unit(int(length[ranked[limit:]].max()))
     left_out.append(f"{len(frame) - limit:,} {noun} of at most {at_most} are not drawn")
-    longest: pd.DataFrame = frame.iloc[np.sort(ranked[:limit])]
-    return longest
+    return frame.iloc[np.sort(ranked[:limit])]
 
 
 def lane_label(lane: Lane, timeline: Timeline) -> str:

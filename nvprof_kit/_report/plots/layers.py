@@ -62,5 +62,4 @@ def _bars(tree: pd.DataFrame, levels: int) -> pd.DataFrame:
     label = row_names(cut_tree)
     bars = times - in_children.to_numpy()
     bars = bars.assign(label=label.mask(cut_tree["layer"].isin(cut_tree["parent"]), label + " (itself)"))
-    positive: pd.DataFrame = bars[bars[_PHASES].sum(axis=1) > 0].reset_index(drop=True)
-    return positive
+    return bars[bars[_PHASES].sum(axis=1) > 0].reset_index(drop=True)

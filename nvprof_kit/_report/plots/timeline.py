@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[tuple[str,
     window_start, window_end = drawn.window()
     bands = []
 
-    def add(name: str, frame: pd.DataFrame, colour: str | list[str], label: object = "") -> None:
+    def add(name: str, frame: pd.DataFrame, colour: str | list[str], label: Any = "") -> None:
         boxes = frame[["start_ns", "end_ns"]].assign(colour=colour, label=label)
         boxes = boxes[(boxes["end_ns"] > window_start) & (boxes["start_ns"] < window_end)]
         if len(boxes) or colour == IDLE:
@@ -85,7 +85,7 @@ def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[tuple[str,
             if lane.device == device:
                 spans = drawn.spans[drawn.spans["lane"] == number]
                 for level, rows in spans.groupby("level", sort=True):
-                    if depth is None or int(level) < depth:
+                    if depth is None or int(str(level)) < depth:
                         add(
                             "" if level else "layers",
                             rows,

@@ -111,8 +111,7 @@ def curve_points(profile: LayerProfile) -> pd.DataFrame:
     points: pd.DataFrame = over["gpu_ns"].agg(mean_ns="mean", min_ns="min", max_ns="max").reset_index()
     points["attention_ns"] = over["attention_ns"].mean().to_numpy()
     order = {layer: position for position, layer in enumerate(profile.layers.tree["layer"])}
-    in_order: pd.DataFrame = points.sort_values("layer", key=lambda column: column.map(order), ignore_index=True)
-    return in_order
+    return points.sort_values("layer", key=lambda column: column.map(order), ignore_index=True)
 
 
 def memory_lines(rows: pd.DataFrame) -> Iterator[str]:
@@ -120,7 +119,7 @@ def memory_lines(rows: pd.DataFrame) -> Iterator[str]:
     measured = rows[rows["allocated_bytes"].notna()]
     names = ("allocated", "reserved", "peak", "retained", "transient")
     for (_, step), step_rows in measured.groupby(["instance", "step"], sort=True, dropna=False):
-        yield f"step {step}" if not pd.isna(step) else "outside steps"
+        yield "outside steps" if is_missing(step) else f"step {step}"
         for row in step_rows.to_dict("records"):
             sizes = (f"{name} {row[f'{name}_bytes'] / _MIB:.2f} MB" for name in names)
             yield f"  {row['layer']} {row['phase']}: {', '.join(sizes)}"

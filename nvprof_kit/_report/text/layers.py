@@ -107,7 +107,7 @@ def tree_table(result: Layers) -> list[RenderableType]:
 
 def steps_table(result: Layers) -> list[RenderableType]:
     """The table with a column per step, and a description of its figures."""
-    times = layers_by_step(result)
+    times: Any = layers_by_step(result)
     step_of = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
     headings = {name: name if name == OUTSIDE else f"step {step_of[name]}" for name in times.columns[:MAX_STEPS]}
     ms = Milliseconds.for_total(int(times.loc["total"].max()) if len(times.columns) else 0)
@@ -148,7 +148,7 @@ def layers_by_step(result: Layers) -> pd.DataFrame:
     """
     rows, tree = result.rows, result.tree
     steps = rows["instance"].astype(object).where(rows["instance"].notna(), OUTSIDE)
-    total_ns = rows["gpu_total_ns"].groupby([row_names(rows), steps]).sum().unstack(fill_value=0).astype("int64")
+    total_ns: Any = rows["gpu_total_ns"].groupby([row_names(rows), steps]).sum().unstack(fill_value=0).astype("int64")
     total_ns = total_ns[[*sorted(set(total_ns) - {OUTSIDE}), *({OUTSIDE} & set(total_ns))]]
     times: pd.DataFrame = total_ns.reindex(row_names(tree).tolist(), fill_value=0)
     times.loc["total"] = times[(tree["depth"] == 0).to_numpy()].sum()
@@ -157,8 +157,7 @@ def layers_by_step(result: Layers) -> pd.DataFrame:
 
 def row_names(rows: pd.DataFrame) -> pd.Series[str]:
     """What rows are called: a layer's path, or ``(none) optimizer``."""
-    names: pd.Series[str] = rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + " " + rows["phase"])
-    return names
+    return rows["layer"].where(rows["layer"] != NO_LAYER, NO_LAYER + " " + rows["phase"])
 
 
 def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -215,7 +214,7 @@ def total_line(result: Layers) -> dict[str, str]:
     """The cells of the last line: the sum of the tree's top level, which is the sum of all operations."""
     ms = Milliseconds.for_total(result.summary.total_ns, _divisor(result))
     top = result.tree[result.tree["depth"] == 0]
-    row = {
+    row: Row = {
         "phase": "",
         **top.select_dtypes("number").sum().to_dict(),
         **{f"{phase}_ns": sum(in_phase(of, phase) for of in top.to_dict("records")) for phase in LAYER_PHASES},

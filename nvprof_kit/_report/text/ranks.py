@@ -83,17 +83,17 @@ ON_THE_PATH = ("rank", "layer", "phase", "what")
 
 def summed(rows: pd.DataFrame, time: str, keys: Sequence[str]) -> pd.Series[int]:
     """Sums of times by some keys, the largest first."""
-    times: pd.Series[int] = rows.groupby([*keys], sort=False)[time].sum().sort_values(ascending=False, kind="stable")
-    return times
+    return rows.groupby([*keys], sort=False)[time].sum().sort_values(ascending=False, kind="stable")
 
 
 def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
     """The first of some sums by their keys, with their share of all, and the others in one row."""
     rows = sums.head(top).reset_index().astype(object)
     if len(remaining := sums.iloc[top:]):
-        rows.loc[len(rows)] = ["", f"{len(remaining)} more", *[""] * (len(rows.columns) - 3), int(remaining.sum())]
-    with_shares: pd.DataFrame = rows.assign(share=[ns / all_ns if all_ns else None for ns in rows[sums.name]])
-    return with_shares
+        others: Any = ["", f"{len(remaining)} more", *[""] * (len(rows.columns) - 3), int(remaining.sum())]
+        rows.loc[len(rows)] = others
+    rows["share"] = [ns / all_ns if all_ns else None for ns in rows[sums.name]]
+    return rows
 
 
 def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool | None) -> Section:
@@ -136,8 +136,7 @@ def _folded(sums: pd.Series[int], columns: column.Columns, fold: bool | None) ->
     """Sums by layer and other keys, with equal blocks in one."""
     keys = list(sums.index.names)
     rows = fold_ranked(sums.reset_index(), columns, str(sums.name), fold)
-    folded_sums: pd.Series[int] = rows.set_index(keys)[sums.name]
-    return folded_sums
+    return rows.set_index(keys)[sums.name]
 
 
 def _unlike(layers: pd.DataFrame, top: int, fold: bool | None) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -63,6 +63,8 @@ def timeline_figure(result: Timers) -> Figure:
     about = "ms since the first start, each rank by its own clock"
     figure, axes = canvas((12, 2.0 + 0.5 * len(result.ranks)), title, about, grid="x")
     lanes = {rank: lane for lane, rank in enumerate(result.ranks)}
+    depth: Any
+    rank: Any
     for number, (stage, stage_calls) in enumerate(calls.groupby("stage", observed=True)):
         for depth, at_depth in stage_calls.groupby("depth"):
             height = max(0.8 - 0.18 * int(depth), 0.2)

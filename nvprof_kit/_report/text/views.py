@@ -141,8 +141,7 @@ def _queue(rows: pd.DataFrame) -> pd.DataFrame:
         }
         for stream, stream_rows in rows.groupby("stream")
     ]
-    queues: pd.DataFrame = pd.DataFrame(lines).sort_values("queue_mean", ascending=False, kind="stable")
-    return queues
+    return pd.DataFrame(lines).sort_values("queue_mean", ascending=False, kind="stable")
 
 
 _DETAILS = ("cpu_p50_ns", "cpu_p95_ns")

@@ -161,8 +161,7 @@ class Events:
         }
         empty = np.zeros(0, dtype=np.int64)
         joined = {name: np.concatenate([empty, *arrays]) for name, arrays in parts.items()}
-        events: pd.DataFrame = pd.DataFrame(joined, copy=False)
-        return events
+        return pd.DataFrame(joined, copy=False)
 
     def spans(self, rows: pd.DataFrame) -> dict[str, Any]:
         """The columns that the schema's tables of events share: ``start_ns``, ``end_ns``, ``pid``, ``tid``."""

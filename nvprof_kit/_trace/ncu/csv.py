@@ -91,8 +91,8 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
             warnings.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
         bases = {name: base_unit(unit) for name, unit in (units_row or dict.fromkeys(map(str, table), "")).items()}
         cells = table[[name for name in table if name not in _IDENTITY and name not in _NOT_READ]]
-        units = {name: bases[name][0] for name in cells}
-        factors = pd.DataFrame([{name: bases[name][1] for name in cells}])
+        units = {name: bases[name][0] for name in map(str, cells)}
+        factors = pd.DataFrame([{name: bases[name][1] for name in units}])
     metrics, texts, faults = parse_metrics(cells, factors)
     kernels = _kernels(table, domain)
     if _NVTX not in table:
@@ -196,7 +196,7 @@ def _details(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFr
     bases = [base_unit(unit) for unit in rows["Metric Unit"]]
     names = [_LABELS.get((name, unit), name) for name, (unit, _) in zip(rows["Metric Name"], bases, strict=True)]
     rows = rows.assign(name=names, unit=[unit for unit, _ in bases], factor=[factor for _, factor in bases])
-    units = rows.drop_duplicates("name").set_index("name")["unit"].to_dict()
+    units: Any = rows.drop_duplicates("name").set_index("name")["unit"].to_dict()
     filled = rows[rows["Metric Value"] != ""].drop_duplicates([*key, "name"])  # a metric can be in several sections
     index = pd.MultiIndex.from_frame(results[key]) if len(key) > 1 else pd.Index(results[key[0]])
     cells, factors = (
@@ -229,5 +229,4 @@ def _kernels(results: pd.DataFrame, domain: str) -> pd.DataFrame:
         "cc": cells["CC"].tolist(),
         "stack": [tuple(name for range_domain, name in ranges if range_domain == domain) for _, ranges in states],
     }
-    table: pd.DataFrame = pd.DataFrame({name: columns[name] for name in KERNELS})
-    return table
+    return pd.DataFrame({name: columns[name] for name in KERNELS})

@@ -76,7 +76,7 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
         kernels=pd.DataFrame(kernels),
         metrics=metrics,
         texts=pd.DataFrame(texts, index=range(len(results))),
-        units={name: units[name] for name in metrics},
+        units={name: units[name] for name in map(str, metrics)},
     )
 
 
