@@ -626,9 +626,9 @@ def _is_same_stack(blocks: list[Block], other_blocks: list[Block], sequence: Seq
     inside, other = (slice(run[0].first, run[-1].last + 1) for run in (blocks, other_blocks))
     if similarity(sequence.token[inside], sequence.token[other]) >= _SAME_BLOCK:
         return True
-    products = (
-        [np.count_nonzero(sequence.product[block.first : block.anchors[0].first]) for block in run]
+    first, second = (
+        np.median([np.count_nonzero(sequence.product[block.first : block.anchors[0].first]) for block in run])
         for run in (blocks, other_blocks)
     )
     is_alike = similarity(sequence.coarse[inside], sequence.coarse[other]) >= _SAME_STACK
-    return is_alike and bool(np.equal(*map(np.median, products)))
+    return is_alike and bool(first == second)
