@@ -167,7 +167,8 @@ class Program(Operations):
         has_call = self.ops[host.of_op[self.ops.index.to_numpy()] >= 0]
         lanes = self.ops[self.ops["lane"].isin(has_call["lane"])].sort_values("start_ns", kind="stable")
         for lane, ops in lanes.groupby("lane"):
-            of_lane = steps[(steps[["process", "device"]] == [devices[lane].process, devices[lane].device]).all(axis=1)]
+            gpu = devices[int(str(lane))]
+            of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
             skipped = of_lane[of_lane["step"].notna() & ~of_lane.index.isin(self.steps.index)].sort_values("start_ns")
             start_ns = skipped["start_ns"].to_numpy()
             stretches = start_ns, start_ns + skipped["wall_ns"].to_numpy()
