@@ -206,7 +206,7 @@ def test_several_windows_and_their_handler(tmp_path):
 
 
 def test_a_loop_that_ends_early(tmp_path):
-    loop(record(tmp_path / "cut.json.gz", schedule="0:100"), 2)
+    loop(record(tmp_path / "cut.json.gz", schedule=(0, 100)), 2)
     assert steps_in(tmp_path / "cut.json.gz") == ["step 0", "step 1"]
     loop(record(tmp_path / "warm.json.gz", schedule=Schedule(warmup=5)), 2)
     assert not (tmp_path / "warm.json.gz").exists()

@@ -48,6 +48,8 @@ def test_the_heat_maps_hold_the_tables(job):
     by_steps = heat(data, "bySteps")
     assert np.nansum(by_steps) == pytest.approx(job.answer().total_wait_ns, rel=1e-4)
     assert data["bySteps"]["rows"] == ["step 0", "step 1", "step 2", "step 3"]
+    for title in ("Whom the others waited for", "Ranks unlike their equals: 1 of 20", "Clocks: 20 of 20 aligned"):
+        assert title in str(job), "of many ranks the worst"
 
 
 def test_the_ranks_in_time_are_those_that_matter_or_those_asked_for(job):

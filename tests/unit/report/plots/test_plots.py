@@ -1,5 +1,7 @@
 """The pictures of a capture in time and of a roofline: what is drawn, and what is written on it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -62,7 +64,14 @@ def test_the_largest_are_drawn_in_the_tables_order():
 
 def test_answers_have_pictures(tmp_path):
     capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
-    for answer in (capture.breakdown(), capture.breakdown("idle"), capture.summary("kernel"), capture.advise()):
+    metrics = nvprof_kit.open(DATA / "metrics" / "llama-2023.4.sqlite.xz").metrics()
+    for answer in (
+        capture.breakdown(),
+        capture.breakdown("idle"),
+        capture.summary("kernel"),
+        capture.advise(),
+        metrics,
+    ):
         assert answer.save(tmp_path / "x.png").stat().st_size > 1_000
     with pytest.raises(UsageError, match="Summary has no plot"):
         capture.summary().figure()  # eight views are no picture
@@ -82,3 +91,4 @@ def test_bars_of_layers_are_a_level_of_the_model_and_add_up():
         labels = [label.get_text().removesuffix(" (itself)") for label in axes.get_yticklabels()]
         assert len(labels) == len(lengths) == bars
         assert tree[tree["layer"].isin(labels)]["depth"].max() == (depth or 3) - 1
+    assert not replace(capture.layers(), tree=tree[:0]).figure().axes[0].patches
