@@ -131,14 +131,6 @@ def processes(path: Path) -> set[str]:
     return {event["args"]["name"] for event in events if event.get("name") == "process_name"}
 
 
-def test_the_trace_is_that_of_the_command_line(job, captures, tmp_path):
-    ours = job.export(data_format="json").save(tmp_path / "ours.json")
-    done = CliRunner().invoke(group, ["export", *map(str, captures), "-o", str(tmp_path / "theirs.json")])
-    assert done.exit_code == 0, done.output
-    assert ours.read_bytes() == (tmp_path / "theirs.json").read_bytes()
-    assert len(processes(ours)) >= 3
-
-
 def test_some_ranks_and_one_step(job, tmp_path):
     two = job.export(ranks=[0, 2], steps=1).save(tmp_path / "two.json.gz")
     names = " ".join(sorted(processes(two)))
