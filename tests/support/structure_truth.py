@@ -4,8 +4,6 @@ Independent of the analysis: a capture is copied without its NVTX ranges, both a
 the owners of the same operations are compared.
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Captures with known faults, and the precision and recall of each rule of `advise` on them."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping

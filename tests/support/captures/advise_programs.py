@@ -4,8 +4,6 @@ A host launches kernels of a training loop, and runs ahead of the device as far 
 size; sizes come from what such faults cost in programs, and not from the thresholds of the rules.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -80,7 +78,7 @@ class Program:
         launched, self._host = self._host, self._host + self._launch
         start = max(self._host + 2 * US, after, self._device if stream == 7 else 0)
         at = (int(max(launched, self._host - 6 * US)), int(self._host))
-        self._file.kernel(int(start), int(start + took), launched=at, name=name, stream=stream, **more)  # type: ignore[arg-type]
+        self._file.kernel(int(start), int(start + took), launched=at, name=name, stream=stream, **more)
         if stream == 7:
             self._device = start + took
         return start + took
@@ -103,7 +101,7 @@ class Program:
 
     def _phase(self, name: str, work: object) -> None:
         begin = self._host
-        work()  # type: ignore[operator]
+        work()
         self._file.range_(
             name, int(begin), int(self._host), category=name if name in ("optimizer", "data") else "phase"
         )

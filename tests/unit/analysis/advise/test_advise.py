@@ -1,7 +1,5 @@
 """Each finding has a capture that triggers it and one that must not; and what real captures say."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import re
@@ -41,7 +39,7 @@ def busy(file: NsysFile, *kernels: tuple[float | dict[str, Any], ...], end: int 
     """A step with kernels: begin, end and launch in µs, and what else is to be said of one."""
     step(file, 0, end)
     for start, stop, launch, *more in kernels:
-        begin, finish, called = (int(1000 * moment) for moment in (start, stop, launch))  # type: ignore[operator]
+        begin, finish, called = (int(1000 * moment) for moment in (start, stop, launch))
         file.kernel(begin, finish, launched=(called, called + 100), **(more[0] if more else {}))
 
 
@@ -311,16 +309,16 @@ SECOND: dict[str, Callable[[Path, bool], Path]] = {
 
 @pytest.mark.parametrize("bad", [True, False], ids=["fault", "none"])
 @pytest.mark.parametrize("rule", SECOND)
-def test_a_second_fault_and_a_second_program_without_it(tmp_path: Path, rule: str, bad: bool) -> None:
+def test_a_second_fault_and_a_second_program_without_it(tmp_path, rule, bad):
     assert bool(of_rule(rule, SECOND[rule](tmp_path, bad))) == bad
 
 
-def test_a_python_function_that_the_gpu_waits_for_is_named(tmp_path: Path) -> None:
+def test_a_python_function_that_the_gpu_waits_for_is_named(tmp_path):
     (finding,) = of_rule("host-busy", traced("tokenize.py(7): encode")(tmp_path, True))
     assert finding.title == "The GPU waits for encode"
 
 
-def test_every_rule_has_two_faults() -> None:
+def test_every_rule_has_two_faults():
     assert {*SCENES, "gpu-metrics", "host-busy"} == {*SECOND, "gpu-metrics", "gpu-clocks"}
 
 
@@ -328,7 +326,7 @@ def test_every_rule_has_two_faults() -> None:
     ("dram", "tensor", "title"),
     [(70, 10, "Bound by memory"), (20, 75, "Bound by the tensor cores"), (30, 30, None), (5, 50, None)],
 )
-def test_what_gpu_metrics_say(file: NsysFile, dram: int, tensor: int, title: str | None) -> None:
+def test_what_gpu_metrics_say(file, dram, tensor, title):
     busy(file, (1, 91, 0, GEMM))
     metrics = {"SM Active": 90, "DRAM Read Bandwidth": dram, "DRAM Write Bandwidth": 0, "Tensor Active": tensor}
     for name, value in metrics.items():
@@ -366,7 +364,7 @@ SAVES = {
 
 
 @pytest.mark.parametrize("rule", SCENES)
-def test_a_capture_that_triggers_a_rule_and_one_that_must_not(tmp_path: Path, rule: str) -> None:
+def test_a_capture_that_triggers_a_rule_and_one_that_must_not(tmp_path, rule):
     assert of_rule(rule, scene(SCENES[rule])(tmp_path, False)) == []
     (finding,) = of_rule(rule, scene(SCENES[rule])(tmp_path, True))
     assert any(character.isdigit() for character in finding.evidence)
@@ -376,14 +374,14 @@ def test_a_capture_that_triggers_a_rule_and_one_that_must_not(tmp_path: Path, ru
     assert finding.fix and finding.title
 
 
-def test_chains_that_change_the_layout_name_the_memory_format(file: NsysFile) -> None:
+def test_chains_that_change_the_layout_name_the_memory_format(file):
     layout = {"name": "nhwcToNchwKernel"}  # a quarter of the time
     busy(file, *((10 * n, 10 * n + 10, n / 5, layout if n in (0, 5) else CHAIN) for n in range(8)))
     (finding,) = of_rule("unfused-chains", file.write())
     assert "torch.channels_last" in finding.fix
 
 
-def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(file: NsysFile) -> None:
+def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(file):
     """Nothing is open on the thread for 58 of 59 µs: no call, no operator, no layer."""
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.kernel(500, 1_000, launched=(0, 500))
@@ -395,7 +393,7 @@ def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(file: N
     assert "nvprof_kit.phase('data')" in late.fix
 
 
-def test_a_call_of_the_operating_system_is_named(file: NsysFile) -> None:
+def test_a_call_of_the_operating_system_is_named(file):
     """Of 59 µs the thread is in `recv` for 50; inside a call of CUDA the time is CUDA's."""
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.kernel(500, 1_000, launched=(0, 500))
@@ -410,7 +408,7 @@ def test_a_call_of_the_operating_system_is_named(file: NsysFile) -> None:
 
 
 @pytest.mark.parametrize("stalls", [False, True])
-def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, file: NsysFile, tmp_path: Path) -> None:
+def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls, file, tmp_path):
     """Each of four steps is late by 59 µs in a layer; the last may sleep for 33 µs more, in no call and no layer."""
     for number in range(4):
         base = 100_000 * number
@@ -428,9 +426,7 @@ def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls: bool, file
 
 
 @pytest.mark.parametrize(("kind", "inside", "copies"), [(2, True, True), (1, True, False), (2, False, False)])
-def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(
-    kind: int, inside: bool, copies: bool, file: NsysFile
-) -> None:
+def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(kind, inside, copies, file):
     """`nonzero()` of a layer that routes to experts: a copy to the host. Not one from it, and not after the layers."""
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.range_("experts", 0, 60_000 if inside else 59_000, category="forward")
@@ -451,9 +447,7 @@ def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(
         (6, "pad to a few lengths", "in 5 calls of this layer"),  # nothing ran before the first
     ],
 )
-def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(
-    file: NsysFile, loads: int, fix: str, where: str
-) -> None:
+def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(file, loads, fix, where):
     for begin in range(0, 800_000, 100_000):
         file.range_("layers.0", begin, begin + 90_000)
         if begin < 100_000 * loads:
@@ -465,7 +459,7 @@ def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(
     assert loading_.evidence.endswith(where)
 
 
-def test_a_memset_that_blocks_needs_no_copy_beside_it(file: NsysFile) -> None:
+def test_a_memset_that_blocks_needs_no_copy_beside_it(file):
     busy(file, (1, 50, 0))
     file.kernel(50_000, 60_000, correlation=file.call("cudaMemset_v3020", 600, 61_000), table="MEMSET")
     (finding,) = of_rule("copies", file.write())
@@ -486,13 +480,13 @@ def with_one_step(tmp_path: Path, capture: str, step: int) -> Path:
 
 
 @pytest.mark.parametrize("capture", ["slow-2024.2", "generate-2024.2", "checkpoint-2023.4", "memory/uncached-2024.2"])
-def test_what_lies_outside_steps_saves_nothing(tmp_path: Path, capture: str) -> None:
+def test_what_lies_outside_steps_saves_nothing(tmp_path, capture):
     result = advice(with_one_step(tmp_path, capture, 2))
     assert result.findings
     assert result.rows["saves"].max() <= 1
 
 
-def test_the_wait_for_data_between_steps_counts(file: NsysFile) -> None:
+def test_the_wait_for_data_between_steps_counts(file):
     for number in range(2):
         step(file, 100_000 * number, 100_000 * number + 30_000, number)
         file.kernel(
@@ -505,7 +499,7 @@ def test_the_wait_for_data_between_steps_counts(file: NsysFile) -> None:
     assert (loading.saves_ns, result.wall_ns) == (34_000, 64_000)
 
 
-def test_what_is_saved_is_of_one_gpu(file: NsysFile) -> None:
+def test_what_is_saved_is_of_one_gpu(file):
     for pid in (7, 8):
         file.range_("step 0", 0, 100_000, category="step", payload=0, pid=pid)
         file.kernel(0, 80_000, launched=(0, 1), name="ampere_sgemm_128x64_tn", pid=pid, device=pid - 7)
@@ -524,12 +518,12 @@ def test_what_is_saved_is_of_one_gpu(file: NsysFile) -> None:
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16", False),
     ],
 )
-def test_a_matrix_product_is_of_fp32_by_its_name(file: NsysFile, name: str, told: bool) -> None:
+def test_a_matrix_product_is_of_fp32_by_its_name(file, name, told):
     busy(file, (1, 90, 0, {"name": name}))
     assert bool(of_rule("fp32-gemms", file.write())) == told
 
 
-def test_unequal_steps_of_several_gpus_are_one_finding(file: NsysFile) -> None:
+def test_unequal_steps_of_several_gpus_are_one_finding(file):
     for pid in (7, 8):
         for number in range(5):
             begin, length = 100_000 * number, 50_000 + (pid * 5_000 if number == 2 else 0)
@@ -542,7 +536,7 @@ def test_unequal_steps_of_several_gpus_are_one_finding(file: NsysFile) -> None:
     )
 
 
-def test_the_slow_layer_is_named() -> None:
+def test_the_slow_layer_is_named():
     """The program makes the fourth block four times as wide as the others, and copies 16.8 MB from pageable memory."""
     by_rule = {}
     for finding in advice(DATA / "slow-2024.2.sqlite.xz").findings:
@@ -574,9 +568,7 @@ def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category
         ([20_000] * 4, "evaluation", "evaluation", "", "decod"),
     ],
 )
-def test_advice_is_for_what_the_program_does(
-    file: NsysFile, lengths: list[int], kernels: str, program: str, fix: str, never: str
-) -> None:
+def test_advice_is_for_what_the_program_does(file, lengths, kernels, program, fix, never):
     forward(file, lengths, *(("evaluation", "phase") if kernels == "evaluation" else ()))
     if "kernel" in kernels:
         file.kernel(900_000, 901_000, launched=(890_000, 890_100), name=kernels)
@@ -596,7 +588,7 @@ def test_advice_is_for_what_the_program_does(
         (["FSDP::pre_forward (blocks.0)", "RegisterPostBackwardFunction"], "training"),
     ],
 )
-def test_an_engine_says_what_a_step_does(file: NsysFile, texts: list[str], program: str) -> None:
+def test_an_engine_says_what_a_step_does(file, texts, program):
     for number, text in enumerate(texts):
         file.range_(text, 100_000 * number, 100_000 * number + 90_000)
         file.kernel(100_000 * number + 10, 100_000 * number + 50_000, launched=(100_000 * number, 100_000 * number + 9))
@@ -604,7 +596,7 @@ def test_an_engine_says_what_a_step_does(file: NsysFile, texts: list[str], progr
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_a_graph_capture_is_not_told_to_use_graphs(tmp_path: Path, graphs: bool) -> None:
+def test_a_graph_capture_is_not_told_to_use_graphs(tmp_path, graphs):
     file = NsysFile(tmp_path / "run.sqlite", nsys="2024.2")
     forward(file, [1_500] * 4)
     if graphs:
@@ -619,7 +611,7 @@ def test_a_graph_capture_is_not_told_to_use_graphs(tmp_path: Path, graphs: bool)
 @pytest.mark.parametrize(
     ("stream", "title"), [(7, "Communication and compute share a stream"), (9, "Exposed communication")]
 )
-def test_communication_on_the_stream_that_computes(file: NsysFile, stream: int, title: str) -> None:
+def test_communication_on_the_stream_that_computes(file, stream, title):
     backward = {"name": "nvjet_backward"}
     last = (50 if stream == 9 else 70, 100, 0.8, backward)
     busy(file, (1, 40, 0, backward), (40, 70, 0.6, {"name": NCCL, "stream": stream}), last)
@@ -628,7 +620,7 @@ def test_communication_on_the_stream_that_computes(file: NsysFile, stream: int, 
     assert ("async_op=True" in finding.fix) == (stream == 7)
 
 
-def test_all_reduces_of_serving_are_not_ddps(file: NsysFile) -> None:
+def test_all_reduces_of_serving_are_not_ddps(file):
     step(file)
     for number in range(4):
         begin = 20_000 * number
@@ -640,7 +632,7 @@ def test_all_reduces_of_serving_are_not_ddps(file: NsysFile) -> None:
 
 
 @pytest.mark.parametrize(("exposed", "told"), [(True, True), (False, False)])
-def test_copies_of_pinned_memory_that_dominate(file: NsysFile, exposed: bool, told: bool) -> None:
+def test_copies_of_pinned_memory_that_dominate(file, exposed, told):
     """Parameters that come from the host in each layer, beside compute or not."""
     copy = {"table": "MEMCPY", "memory": (1, 2), "size": 2_000_000, "stream": 9}
     begin = 50 if exposed else 5
@@ -652,7 +644,7 @@ def test_copies_of_pinned_memory_that_dominate(file: NsysFile, exposed: bool, to
 
 
 @pytest.mark.parametrize("falls", [True, False])
-def test_a_clock_that_falls_while_the_gpu_works(file: NsysFile, falls: bool) -> None:
+def test_a_clock_that_falls_while_the_gpu_works(file, falls):
     busy(file, (1, 91, 0, GEMM))
     times = range(0, 90_000, 1_000)
     file.sample("GPC Clock Frequency [MHz]", {time: 1_320 if falls and time >= 45_000 else 1_980 for time in times})
@@ -664,7 +656,7 @@ def test_a_clock_that_falls_while_the_gpu_works(file: NsysFile, falls: bool) -> 
         assert findings[0].saves_ns == pytest.approx(90_000 / 3 / 2, rel=0.03)
 
 
-def test_a_host_that_was_disturbed_in_some_steps_saves_what_all_steps_would(file: NsysFile) -> None:
+def test_a_host_that_was_disturbed_in_some_steps_saves_what_all_steps_would(file):
     """Each step waits 30 µs for its second launch; two of eight wait 300 µs."""
     for number in range(8):
         begin, wait = 1_000_000 * number, 300_000 if number in (2, 5) else 30_000
@@ -686,7 +678,7 @@ CAPTURES = [*(f"{name}.sqlite.xz" for name in REAL), "kineto/ddp.rank0.json.xz",
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_the_faults_of_a_real_program_are_found_where_they_are(capture: str) -> None:
+def test_the_faults_of_a_real_program_are_found_where_they_are(capture):
     """An operation of the layer and phase is in the interval; of a gap, the idle time of the layer and phase is."""
     opened = nvprof_kit.open(DATA / capture)
     findings = opened.advise().findings
@@ -710,7 +702,7 @@ def test_the_faults_of_a_real_program_are_found_where_they_are(capture: str) -> 
         assert len(there) or in_a_gap, finding
 
 
-def test_a_saving_is_one_number_everywhere(tmp_path: Path) -> None:
+def test_a_saving_is_one_number_everywhere(tmp_path):
     capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
     result = capture.advise()
     rows = result.to_frame()
@@ -723,7 +715,7 @@ def test_a_saving_is_one_number_everywhere(tmp_path: Path) -> None:
         assert f"at most {saves} ms per step" in text and f"at most {saves} ms per step" in page
 
 
-def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path: Path) -> None:
+def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path):
     path = write(tmp_path / "trace.json", [event("cpu_op", "aten::mm", 1, 100)])
     with pytest.raises(NvprofKitError, match="nothing ran on a GPU"):
         nvprof_kit.open(path).advise()
@@ -739,7 +731,7 @@ def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path: Path) -> None
         ("all-logits", "logits", "lm_head", 13.902 - 11.593),
     ],
 )
-def test_faults_of_a_real_prefill(fault: str, rule: str, layer: str, measured_ms: float) -> None:
+def test_faults_of_a_real_prefill(fault, rule, layer, measured_ms):
     result = nvprof_kit.open(DATA / f"faults/prefill-{fault}-2024.2.sqlite.xz").advise()
     first = next(finding for finding in result.findings if finding.rule != "unfused-chains")
     assert result.program == "prefill"
@@ -747,7 +739,7 @@ def test_faults_of_a_real_prefill(fault: str, rule: str, layer: str, measured_ms
     assert 0.7 * measured_ms < first.saves_ns / 1e6 < 1.5 * measured_ms  # copies take longer under the profiler
 
 
-def test_a_real_prefill_without_a_fault() -> None:
+def test_a_real_prefill_without_a_fault():
     """Its host was disturbed: a step takes 31 ms in the capture, and 11.6 ms without the profiler (2 of them idle)."""
     findings = nvprof_kit.open(DATA / "faults/prefill-2024.2.sqlite.xz").advise().findings
     confidence = {finding.rule: finding.confidence for finding in findings}
@@ -756,9 +748,7 @@ def test_a_real_prefill_without_a_fault() -> None:
 
 
 @pytest.mark.parametrize(("between", "least_us", "most_us"), [("other", 40, 44), ("layers.0", 5, 15)])
-def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(
-    file: NsysFile, between: str, least_us: int, most_us: int
-) -> None:
+def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(file, between, least_us, most_us):
     """Five waits of 1 µs beyond the kernel's end; 6 µs later the next kernel is launched, of the loop or of a layer."""
     file.range_("step 0", 0, 400_000, category="step", payload=0)
     file.kernel(1_000, 100_000, launched=(0, 500))
@@ -773,9 +763,7 @@ def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(
 
 @pytest.mark.parametrize("traced_us", [3, 9])
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_the_profiler_adds_to_each_call_hides_no_wait_and_saves_nothing(
-    file: NsysFile, traced_us: int, waits: bool
-) -> None:
+def test_what_the_profiler_adds_to_each_call_hides_no_wait_and_saves_nothing(file, traced_us, waits):
     """In each of 60 rounds the host launches two kernels of 6 µs, with 2 µs of its own between, and may wait for them.
 
     Without the profiler a launch takes 3 µs, so the host is ahead until it waits; traced it may take 9, and never is.
@@ -795,7 +783,7 @@ def test_what_the_profiler_adds_to_each_call_hides_no_wait_and_saves_nothing(
     assert ("sync" in saves) == waits
 
 
-def test_of_fp32_products_is_saved_what_layers_like_them_show(file: NsysFile) -> None:
+def test_of_fp32_products_is_saved_what_layers_like_them_show(file):
     """One of four layers takes three times as long for its product, in fp32: not 7/8 of it are saved, but 2/3."""
     file.range_("step 0", 0, 400_000, category="step", payload=0)
     begin = 0
@@ -808,7 +796,7 @@ def test_of_fp32_products_is_saved_what_layers_like_them_show(file: NsysFile) ->
     assert (finding.layer, finding.saves_ns) == ("layers.2.mlp", 60_000)
 
 
-def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their_own(file: NsysFile) -> None:
+def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their_own(file):
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
     begin = 0
     for number in range(5):
@@ -826,7 +814,7 @@ def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their
     ]
 
 
-def test_a_chain_costs_what_the_host_takes_to_launch_it(file: NsysFile) -> None:
+def test_a_chain_costs_what_the_host_takes_to_launch_it(file):
     """Each of eight kernels runs for 2 µs, and the host launches one every 10 µs."""
     step(file)
     for at in range(0, 80_000, 10_000):
@@ -836,9 +824,7 @@ def test_a_chain_costs_what_the_host_takes_to_launch_it(file: NsysFile) -> None:
 
 
 @pytest.mark.parametrize(("kernel_us", "saves_us"), [(1, 5 * 1 + 4 * 18), (15, 5 * 1)], ids=["a number", "work"])
-def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(
-    file: NsysFile, kernel_us: int, saves_us: int
-) -> None:
+def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(file, kernel_us, saves_us):
     """Every 20 µs a copy of 1 µs, and a kernel before it; a kernel that takes longer than the GPU idles is work."""
     file.range_("step 0", 0, 300_000, category="step", payload=0)
     file.kernel(1_000, 100_000, launched=(0, 500))
@@ -851,7 +837,7 @@ def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["attention", "product"])
-def test_a_mask_that_each_fused_attention_makes_is_all_saved(tmp_path: Path, fused: bool) -> None:
+def test_a_mask_that_each_fused_attention_makes_is_all_saved(tmp_path, fused):
     file = NsysFile(tmp_path / "run.sqlite")
     file.range_("step 0", 0, 400_000, category="step", payload=0)
     names = ["FillFunctor_elementwise_kernel", "triu_tril_kernel", "flash_fwd_kernel" if fused else "nvjet"]
@@ -864,7 +850,7 @@ def test_a_mask_that_each_fused_attention_makes_is_all_saved(tmp_path: Path, fus
     assert found == [("A mask is made in each attention", 40_000)] * fused
 
 
-def test_a_wait_costs_what_is_launched_late_after_it_up_to_its_length(tmp_path: Path) -> None:
+def test_a_wait_costs_what_is_launched_late_after_it_up_to_its_length(tmp_path):
     """The host waits 5 µs, and launches the next three kernels 3 µs late each: 5 of these 9 µs would not be late."""
     file = NsysFile(tmp_path / "run.sqlite")
     step(file, 0, 400_000)

@@ -1,7 +1,5 @@
 """What advise says of programs made up by chance; `tests/bench/bench_advise.py` judges it on many."""
 
-from __future__ import annotations
-
 import lzma
 import sqlite3
 from functools import cache
@@ -10,20 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.brute_force.advise_truth import by_rule, made_up
-from support.captures.nsys_file import NsysFile
 
 import nvprof_kit
 
 DATA = Path(__file__).parents[3] / "data"
 
 
-def test_faults_of_made_up_programs_are_found_and_no_others(tmp_path: Path) -> None:
+def test_faults_of_made_up_programs_are_found_and_no_others(tmp_path):
     rules = by_rule(list(made_up(tmp_path, range(20))))
     right, missed, wrong = (sum(column) for column in zip(*rules.values(), strict=True))
     assert right >= 15 and missed <= 1 and wrong <= 1
 
 
-def test_a_symptom_belongs_to_its_cause(file: NsysFile) -> None:
+def test_a_symptom_belongs_to_its_cause(file):
     """Many small kernels, each launched late: one finding."""
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
     file.range_("layers.0", 0, 2_000_000)
@@ -34,7 +31,7 @@ def test_a_symptom_belongs_to_its_cause(file: NsysFile) -> None:
     assert "many small kernels: in layers.0 forward 100 of 100 kernels per step" in finding.evidence
 
 
-def test_nothing_is_per_step_or_for_training_where_there_is_none(file: NsysFile) -> None:
+def test_nothing_is_per_step_or_for_training_where_there_is_none(file):
     file.range_("layers.0", 0, 2_000_000)
     for number in range(100):
         file.kernel(20_000 * number, 20_000 * number + 2_000, launched=(19_000 * number, 19_000 * number + 1_000))
@@ -43,7 +40,7 @@ def test_nothing_is_per_step_or_for_training_where_there_is_none(file: NsysFile)
     assert text and "per step" not in text and "optimizer" not in text
 
 
-def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_saving() -> None:
+def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_saving():
     paths = [DATA / f"ranks/ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in range(2)]
     job = nvprof_kit.open_job(paths)
     waiting, late = (nvprof_kit.open(path).advise(job=job).findings for path in paths)
@@ -102,7 +99,7 @@ class Plain:
         return sorted(found)
 
 
-def test_garbage_collection_costs_the_time_in_which_the_gpu_had_nothing_to_do(tmp_path: Path) -> None:
+def test_garbage_collection_costs_the_time_in_which_the_gpu_had_nothing_to_do(tmp_path):
     plain = Plain(tmp_path, "garbage")
     every = plain.work(0, 1 << 62)
     collections = plain.ranges("gc%")
@@ -116,7 +113,7 @@ def test_garbage_collection_costs_the_time_in_which_the_gpu_had_nothing_to_do(tm
     assert "2 of 10 steps take more than 1.2 times the median" in finding.evidence  # one cause, one finding
 
 
-def test_steps_of_longer_batches_are_unequal(tmp_path: Path) -> None:
+def test_steps_of_longer_batches_are_unequal(tmp_path):
     plain = Plain(tmp_path, "lengths")
     ends = [max(end for _, end in plain.work(*step)) for step in plain.ranges("step%")]
     begin = plain.ranges("step 0")[0][0]

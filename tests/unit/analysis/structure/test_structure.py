@@ -1,7 +1,5 @@
 """Layers from the order of kernels alone, compared with what the same captures' own ranges name."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -24,7 +22,7 @@ _EDGES = ("vectorized_gather_kernel", "argmax_kernel")
 
 
 @pytest.mark.parametrize("name", [*LOOKED_AT, *KEPT_APART])
-def test_structure_agrees_with_the_ranges_of_a_capture(name: str, tmp_path: Path) -> None:
+def test_structure_agrees_with_the_ranges_of_a_capture(name, tmp_path):
     found = compare(DATA / f"{name}.sqlite.xz", tmp_path)
     assert found.true == found.found
     assert found.share >= 0.94
@@ -34,7 +32,7 @@ PROGRAMS = sorted((DATA / "structure").glob("*.sqlite.xz"))
 
 
 @pytest.mark.parametrize("capture", PROGRAMS, ids=lambda path: path.name.partition(".")[0])
-def test_structure_finds_the_blocks_of_programs_that_it_was_not_written_by(capture: Path, tmp_path: Path) -> None:
+def test_structure_finds_the_blocks_of_programs_that_it_was_not_written_by(capture, tmp_path):
     found = compare(capture, tmp_path)
     if capture.name.partition(".")[0] in WITHOUT_BLOCKS:
         assert found.found == 0
@@ -42,7 +40,7 @@ def test_structure_finds_the_blocks_of_programs_that_it_was_not_written_by(captu
         assert found.right
 
 
-def test_a_header_says_what_the_layers_are_from(tmp_path: Path) -> None:
+def test_a_header_says_what_the_layers_are_from(tmp_path):
     table = nvprof_kit.open(without_ranges(DATA / "eager-2024.2.sqlite.xz", tmp_path)).layers()
     assert any("4 blocks in 3 forward and 3 backward passes" in warning for warning in table.warnings)
     assert table.summary.by_how.keys() >= {"structure"}
@@ -72,13 +70,13 @@ def program(path: Path, kernels: list[str]) -> Path:
         ),
     ],
 )
-def test_no_layer_is_invented(tmp_path: Path, kernels: list[str]) -> None:
+def test_no_layer_is_invented(tmp_path, kernels):
     table = nvprof_kit.open(program(tmp_path / "a.sqlite", kernels)).layers()
     assert set(table.rows["layer"]) == {"(none)"}
     assert any("shows no blocks that repeat" in warning for warning in table.warnings)
 
 
-def test_a_model_without_attention_has_the_kernels_that_recur(tmp_path: Path) -> None:
+def test_a_model_without_attention_has_the_kernels_that_recur(tmp_path):
     """RWKV's scan, say, is a loop of small kernels: as many as there are words."""
     block = [_NORM, _GEMM, *["mul_kernel", "exp_kernel"] * 5, _GEMM, _ADD, "layer_norm_kernel", _GEMM, "relu", _ADD]
     capture = program(tmp_path / "a.sqlite", [_EDGES[0], *block * 5, _NORM, _EDGES[1]] * 2)
@@ -86,7 +84,7 @@ def test_a_model_without_attention_has_the_kernels_that_recur(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_block_has_all_its_attentions(count: int, tmp_path: Path) -> None:
+def test_a_block_has_all_its_attentions(count, tmp_path):
     """A decoder's two, to itself and to an encoder; some have three."""
     attentions = [kernel for number in range(count) for kernel in (*_BLOCK[:5], *["gelu"] * (6 * number))]
     block = [*attentions, *_BLOCK[5:]]
@@ -97,9 +95,7 @@ def test_a_block_has_all_its_attentions(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "last", "calls"), [(17, 0, 3), (0, 17, 4), (17, 17, 3)])
-def test_a_capture_that_begins_or_ends_within_a_pass_has_the_blocks_of_the_others(
-    first: int, last: int, calls: int, tmp_path: Path
-) -> None:
+def test_a_capture_that_begins_or_ends_within_a_pass_has_the_blocks_of_the_others(first, last, calls, tmp_path):
     kernels = [_EDGES[0], *_BLOCK * 5, _NORM, _GEMM, _EDGES[1]] * 4
     rows = nvprof_kit.open(program(tmp_path / "a.sqlite", kernels[first : len(kernels) - last])).layers().rows
     blocks = rows[rows["layer"].str.fullmatch(r"blocks\.\d")].set_index("layer")["calls"]
@@ -108,7 +104,7 @@ def test_a_capture_that_begins_or_ends_within_a_pass_has_the_blocks_of_the_other
     assert blocks["blocks.4"] == (3 if last else 4)
 
 
-def test_angles_before_the_first_block_tell_the_steps_of_a_diffusion_model_apart(tmp_path: Path) -> None:
+def test_angles_before_the_first_block_tell_the_steps_of_a_diffusion_model_apart(tmp_path):
     """Its second step runs other kernels for its products."""
     step = ["sin_kernel_cuda", "cos_kernel_cuda", _GEMM, *_BLOCK * 4, _NORM, _GEMM]
     other = ["sm90_other_gemm_kernel" if kernel == _GEMM else kernel for kernel in step]
@@ -116,7 +112,7 @@ def test_angles_before_the_first_block_tell_the_steps_of_a_diffusion_model_apart
     assert block_names(capture) == {f"blocks.{number}" for number in range(4)}
 
 
-def test_of_many_passes_that_repeat_none_before_the_others_are_given_up(tmp_path: Path) -> None:
+def test_of_many_passes_that_repeat_none_before_the_others_are_given_up(tmp_path):
     numbers = iter(range(10**9))
     kernels: list[str] = []
     while len(kernels) < 60_000:
@@ -149,9 +145,7 @@ def block_names(capture: Path, model: Path | None = None) -> set[str]:
         ("whisper", "whisper", "WhisperForConditionalGeneration", {"encoder_layers": 4, "decoder_layers": 4}),
     ],
 )
-def test_a_config_gives_blocks_the_names_that_annotation_gives(
-    name: str, model_type: str, architecture: str, counts: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_config_gives_blocks_the_names_that_annotation_gives(name, model_type, architecture, counts, tmp_path):
     model = config(tmp_path / "config.json", model_type, architecture, **counts)
     capture = DATA / "structure" / f"{name}.sqlite.xz"
     bare = without_ranges(capture, tmp_path)
@@ -162,7 +156,7 @@ def test_a_config_gives_blocks_the_names_that_annotation_gives(
     assert table.rows["gpu_self_ns"].sum() == nvprof_kit.open(bare).layers().rows["gpu_self_ns"].sum()
 
 
-def test_blocks_that_become_others_on_the_way_are_two_stacks(tmp_path: Path) -> None:
+def test_blocks_that_become_others_on_the_way_are_two_stacks(tmp_path):
     """Flux's double blocks, then its single ones; blocks of which only the MLPs differ are one stack."""
     flux, deepseek = (
         without_ranges(DATA / "structure" / f"{name}.sqlite.xz", tmp_path) for name in ("flux", "deepseekv3")
@@ -181,15 +175,15 @@ def test_blocks_that_become_others_on_the_way_are_two_stacks(tmp_path: Path) -> 
     ],
 )
 def test_a_config_that_differs_or_is_not_known_names_nothing(
-    model_type: str, architecture: str, layers: int, names: str, sentence: str, tmp_path: Path
-) -> None:
+    model_type, architecture, layers, names, sentence, tmp_path
+):
     model = config(tmp_path / "config.json", model_type, architecture, num_hidden_layers=layers)
     bare = without_ranges(DATA / "structure" / "llama.sqlite.xz", tmp_path)
     assert block_names(bare, model) == {f"{names}.{number}" for number in range(6)}
     assert sum(sentence in warning for warning in nvprof_kit.open(bare, model=model).layers().warnings) == 1
 
 
-def test_a_config_invents_no_blocks(tmp_path: Path) -> None:
+def test_a_config_invents_no_blocks(tmp_path):
     model = config(tmp_path / "config.json", "llama", "LlamaForCausalLM", num_hidden_layers=6)
     bare = without_ranges(DATA / "structure" / "random-ops.sqlite.xz", tmp_path)
     assert block_names(bare, model) == set()
@@ -197,7 +191,7 @@ def test_a_config_invents_no_blocks(tmp_path: Path) -> None:
     assert sum("config.json says 6 blocks, the capture shows none" in warning for warning in warnings) == 1
 
 
-def test_a_config_checks_the_blocks_of_an_annotated_capture(tmp_path: Path) -> None:
+def test_a_config_checks_the_blocks_of_an_annotated_capture(tmp_path):
     capture = DATA / "structure" / "llama.sqlite.xz"
     for layers, sentences in ((6, 0), (5, 1)):
         model = config(tmp_path / "config.json", "llama", "LlamaForCausalLM", num_hidden_layers=layers)
@@ -220,7 +214,7 @@ def test_a_config_checks_the_blocks_of_an_annotated_capture(tmp_path: Path) -> N
         (b'{"model_type": "bart", "encoder_layers": 6}', "needed a positive decoder_layers or"),
     ],
 )
-def test_a_bad_config_is_refused_in_one_line(content: bytes | None, sentence: str, tmp_path: Path) -> None:
+def test_a_bad_config_is_refused_in_one_line(content, sentence, tmp_path):
     model = tmp_path / "config.json"
     if content is not None:
         model.write_bytes(content)
@@ -232,6 +226,6 @@ def test_a_bad_config_is_refused_in_one_line(content: bytes | None, sentence: st
 
 @pytest.mark.parametrize("verb", ["layers", "breakdown", "summary", "advise", "report"])
 @pytest.mark.parametrize("name", ["graph-whole-2024.2", "structure/random-ops"])
-def test_every_verb_answers_a_capture_without_ranges_or_blocks(name: str, verb: str, tmp_path: Path) -> None:
+def test_every_verb_answers_a_capture_without_ranges_or_blocks(name, verb, tmp_path):
     bare = without_ranges(DATA / f"{name}.sqlite.xz", tmp_path)
     assert run(verb, bare, *(["-o", tmp_path / "report.html"] if verb == "report" else [])) == 0
