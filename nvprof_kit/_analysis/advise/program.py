@@ -205,8 +205,10 @@ class Program(Operations):
     @cached_property
     def kernels(self) -> pd.DataFrame:
         """The kernels among `ops`."""
-        is_kernel = self.ops["kind"] == OP_KINDS.index("kernel")
-        kernels: pd.DataFrame = self.ops.loc[is_kernel, self.ops.columns.drop(["kind", "host_memory"])]
+        is_kernel = (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
+        count = int(np.count_nonzero(is_kernel))
+        # most captures have them before all others: then they are no copy
+        kernels: pd.DataFrame = self.ops.iloc[:count] if is_kernel[:count].all() else self.ops[is_kernel]
         return kernels
 
     @cached_property

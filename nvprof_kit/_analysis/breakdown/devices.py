@@ -195,11 +195,11 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     for low in range(0, max(len(call), 1), _GAPS):
         rows = slice(low, low + _GAPS)
         columns = {"start": gaps.start, "end": gaps.end, "call": call, "is_graph": is_graph, "until": until}
-        block = pd.DataFrame({name: values[rows] for name, values in columns.items()}).set_index(
-            np.arange(len(call))[rows]
-        )
+        block = pd.DataFrame({name: values[rows] for name, values in columns.items()})
         block["pid"], block["tid"] = pid[gaps.window[rows]], host.tid[block["call"]]
         splits.append(_split(block, on_host, layers.codes, phases.codes))
+        for table in splits[-1]:
+            table["gap"] += low
     del on_host, functions, starts, ends  # of large captures, much memory
     parts, waits = (
         pd.DataFrame({name: np.concatenate([table[name] for table in tables]) for name in tables[0]}, copy=False)
@@ -252,18 +252,20 @@ def _split(
     tid, start, of_gap = (pieces[name].to_numpy() for name in ("tid", "start", "gap"))
     function = np.full(len(pieces), NONE)
     if functions is not None:  # outside calls, operators and layers
-        function = functions.at(tid, start, (gaps["end"] - gaps["start"]).loc[of_gap].to_numpy())
+        function = functions.at(tid, start, (gaps["end"] - gaps["start"]).to_numpy()[of_gap])
         function[(pieces["call"] != NONE) | on_host.in_layer[pieces["range"]]] = NONE
     operator = on_host.operator[pieces["call"]]
     operator = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
     operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
-    cause = _causes(pieces, on_host, function, gaps["is_graph"].loc[of_gap].to_numpy())
+    cause = _causes(pieces, on_host, function, gaps["is_graph"].to_numpy()[of_gap])
     queued = gaps[gaps["until"] < gaps["end"]]
     call, launcher = queued["call"].to_numpy(), queued["tid"].to_numpy()
     # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
-    copy = on_host.rows[on_host.calls.innermost(launcher, ((queued["until"] + queued["end"]) // 2).to_numpy())]
-    is_copy = (call != NONE) & host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
-    is_copy &= (queued["end"] - queued["until"] >= LONG_NS).to_numpy()
+    copy = np.full(len(queued), NONE)
+    rows = np.flatnonzero((call != NONE) & (queued["end"] - queued["until"] >= LONG_NS))
+    middle = ((queued["until"] + queued["end"]) // 2).to_numpy()[rows]
+    copy[rows] = on_host.rows[on_host.calls.innermost(launcher[rows], middle)]
+    is_copy = host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
     cases = [is_copy, call == NONE, queued["is_graph"]]
     of_queued = np.select(cases, [CODE[name] for name in ("sync", "other", "graph")], CODE["queued"])
     in_call = on_host.rows[pieces["call"]]
@@ -279,16 +281,17 @@ def _split(
         "operator": np.concatenate((operator, np.full(len(queued), NONE))),
         "call": np.where((event != NONE) & ~host.operator[event], host.name[event], NONE),
     }
-    sums = exact_sums(np.searchsorted(gaps.index, keys["gap"]), idle_ns, len(gaps))
+    sums = exact_sums(keys["gap"], idle_ns, len(gaps))
     if not np.array_equal(sums, gaps["end"] - gaps["start"]):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
     code = joined(list(keys.values()))  # parts of a gap with the same cause and place are one
     assert code is not None, "a block has few gaps"
     order = np.lexsort((start, code))
     first = np.flatnonzero(np.append(True, np.diff(code[order]) != 0)[: len(order)])
-    parts = pd.DataFrame({name: values[order[first]] for name, values in keys.items()})
+    rows = order[first]
+    parts = pd.DataFrame({name: values[rows] for name, values in keys.items()})
     parts["idle_ns"] = np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
-    parts["start_ns"] = start[order[first]]
+    parts["start_ns"] = start[rows]
     return parts, _waits(gaps, pieces.assign(event=in_call), on_host, layers, phases)
 
 
@@ -304,8 +307,9 @@ def _waits(
     range_ = on_host.ranges.nesting.innermost(host.tid[event], host.start[event])
     lost_ns = np.minimum(awaited["late_until"], awaited["end"]) - awaited["start"]
     awaited = awaited[["event"]].assign(gap=awaited.index, range=range_, lost_ns=lost_ns)
-    inside = pieces[host.waits[pieces["event"]] & ~pieces["gap"].isin(awaited.index)].drop_duplicates("gap")
-    lost_ns = gaps["end"].loc[inside["gap"]].to_numpy() - inside["start"]
+    inside = pieces[host.waits[pieces["event"]]]
+    inside = inside[~inside["gap"].isin(awaited.index)].drop_duplicates("gap")
+    lost_ns = gaps["end"].to_numpy()[inside["gap"]] - inside["start"]
     waits = pd.concat([awaited, inside[["event", "gap", "range"]].assign(lost_ns=lost_ns)], ignore_index=True)
     places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
     columns = {"gap": waits["gap"], **places, "lost_ns": waits["lost_ns"], "row": waits["event"]}

@@ -300,7 +300,7 @@ class HostActivity:
             The same columns of the pieces, in order, and ``call``, the innermost call or operator of the thread, a
             position in `rows`, and ``range``, the innermost range, or `NONE`.
         """
-        pieces = self._of_threads(waits.assign(wait=np.arange(len(waits)), launcher=waits["tid"]))
+        pieces = self._of_threads(waits.assign(launcher=waits["tid"])).reset_index(drop=True)
         is_empty = (pieces["call"] == NONE) & ~self.in_layer[pieces["range"]]
         is_empty &= pieces["pid"].isin(self._of_process)
         host, parts = self.host, []
@@ -314,13 +314,12 @@ class HostActivity:
             parts.append(intervals.iloc[row].assign(tid=tid, start=start, end=end))
         if not parts:
             return pieces
-        moved = self._of_threads(pd.concat(parts, ignore_index=True))
+        moved = self._of_threads(pd.concat(parts))
         is_lost = (moved["call"] == NONE) & ~self.in_phase[moved["range"]]
         launcher, start = (moved.loc[is_lost, name].to_numpy() for name in ("launcher", "start"))
         moved.loc[is_lost, "tid"] = launcher
         moved.loc[is_lost, "range"] = self.ranges.nesting.innermost(launcher, start)
-        joined = pd.concat([pieces[~is_empty], moved], ignore_index=True)
-        return joined.sort_values(["wait", "start"], kind="stable", ignore_index=True)
+        return pd.concat([pieces[~is_empty], moved]).sort_index(kind="stable", ignore_index=True)
 
     def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
@@ -335,11 +334,11 @@ class HostActivity:
         return self._line.at(np.searchsorted(self._threads, tid), time_ns)
 
     def _of_threads(self, intervals: pd.DataFrame) -> pd.DataFrame:
-        """Cut intervals where the activity of their threads changes."""
+        """Cut intervals where the activity of their threads changes; a piece keeps the index of its interval."""
         tid, start, end = (intervals[name].to_numpy() for name in ("tid", "start", "end"))
         opens = self._at(tid, start)
         row, starts, ends = _cut(self._moments, opens, self._at(tid, end))
-        pieces: pd.DataFrame = intervals.iloc[row].reset_index(drop=True)
+        pieces: pd.DataFrame = intervals.iloc[row]
         shift, tid = (start - opens)[row], tid[row]
         pieces["start"], pieces["end"] = starts + shift, ends + shift
         pieces["call"] = self.calls.innermost(tid, pieces["start"].to_numpy())
