@@ -54,7 +54,7 @@ class Replay:
         start, end = (ops[name].to_numpy().astype(float) for name in ("start_ns", "end_ns"))
         ready = np.maximum.accumulate(np.append(start[:1], end[:-1]))
         first_ns = min(start.min(), host.start[call[call >= 0]].min(initial=int(start.min())))
-        calls = host.of_process(int(ops["pid"].iloc[0]), np.arange(len(host.start) - 1))
+        calls = host.of_process(int(host.pid[call[call >= 0]][0]), np.arange(len(host.start) - 1))
         calls = calls[(host.end[calls] > first_ns) & (host.start[calls] < end.max())]
         until = np.maximum.accumulate(np.append(first_ns, host.end[calls]))[:-1]
         calls = calls[host.start[calls] >= until]
