@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import pandas as pd
+
 from nvprof_kit._analysis.advise import comm_rules, gpu_rules, host_rules, metric_rules
 from nvprof_kit._analysis.advise.program import Program
 from nvprof_kit._analysis.attribution.attribution import Operations
@@ -22,8 +24,6 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.flops.flops import Flops
 
@@ -129,14 +129,11 @@ class Advice(Result):
     @property
     def rows(self) -> pd.DataFrame:
         """The findings as a table with `COLUMNS`."""
-        import pandas as pd
-
         table = pd.DataFrame(map(asdict, self.findings), columns=[field.name for field in fields(Finding)])
         table = table.rename(columns={"fix": "advice"})
         table.insert(0, "rank", range(1, len(table) + 1))
         table["saves"] = table["saves_ns"].astype(float) / self.wall_ns
-        rows: pd.DataFrame = table[list(COLUMNS)]
-        return rows
+        return table[list(COLUMNS)]
 
 
 def advise(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.advise.program import (
     BLOCK,
@@ -25,9 +26,6 @@ from nvprof_kit._findings import Finding
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COPY_SHARE, PINNED_SHARE = 0.002, 0.05
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
@@ -327,8 +325,6 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
 
     Saves: Their time.
     """
-    import pandas as pd
-
     if program.mode not in ("prefill", "mixed"):
         return
     kernels = program.kernels.sort_values("start_ns", kind="stable")
@@ -408,8 +404,6 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
 
     Saves: What it computes above it.
     """
-    import pandas as pd
-
     # a collective's time includes waiting for other ranks
     kernels = program.kernels
     is_of_layer = (kernels["kernel_class"] != "comm") & (kernels["layer"] != NO_LAYER)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms
 from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._findings import Finding
 from nvprof_kit.issues import plural
 from nvprof_kit.names import NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LAUNCH_SHARE = 0.05
 SURE_SHARE, LIKELY_SHARE = 0.5, 0.3
@@ -61,8 +59,6 @@ def launch(program: Program) -> Iterator[Finding]:
     Saves: What of it remains without the profiler, as in `sync`, if the host never waited for the GPU, in the steps
     that wait least (if all run equally many operations the least but for the first, else a quarter of them).
     """
-    import pandas as pd
-
     stalls, at_copies = program.stalls, program.gaps_at_copies
     busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"].isin(("unknown", "launch"))]])
     elsewhere_ns = int(busy_elsewhere["idle_ns"].sum())

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from nvprof_kit._analysis.advise.program import Program, share
 from nvprof_kit._analysis.attribution.attribution import Operations
@@ -25,8 +26,6 @@ def bound(program: Program) -> Iterator[Finding]:
 
     Saves: What the tensor cores do not use; half.
     """
-    import pandas as pd
-
     samples = program.trace.samples
     if samples is None or not len(samples):
         return

@@ -208,8 +208,7 @@ class Program(Operations):
         is_kernel = (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
         count = int(np.count_nonzero(is_kernel))
         # most captures have them before all others: then they are no copy
-        kernels: pd.DataFrame = self.ops.iloc[:count] if is_kernel[:count].all() else self.ops[is_kernel]
-        return kernels
+        return self.ops.iloc[:count] if is_kernel[:count].all() else self.ops[is_kernel]
 
     @cached_property
     def score_kernels(self) -> pd.DataFrame:
@@ -267,14 +266,12 @@ class Program(Operations):
         all_ns = exact_sums(run, light["ns"].to_numpy(), len(run) + 1)
         fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
         light["makes_mask"] = (masks_ns >= MASK_PART * np.maximum(all_ns, 1))[run] & light["call_of_layer"].isin(fused)
-        runs: pd.DataFrame = light[light["length"] >= 2]
-        return runs
+        return light[light["length"] >= 2]
 
     @property
     def mask_kernels(self) -> pd.DataFrame:
         """The `runs` that make a mask."""
-        masks: pd.DataFrame = self.runs[self.runs["makes_mask"]]
-        return masks
+        return self.runs[self.runs["makes_mask"]]
 
     @cached_property
     def chains(self) -> pd.DataFrame:
@@ -285,14 +282,12 @@ class Program(Operations):
         is_chain = ~runs["makes_mask"]
         is_long = is_chain & (runs["length"] >= CHAIN_LENGTH)
         calls = runs["call_of_layer"][is_long & (runs["layer"] != NO_LAYER)]
-        chains: pd.DataFrame = runs[is_chain & (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]]
-        return chains
+        return runs[is_chain & (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]]
 
     @cached_property
     def gaps(self) -> pd.DataFrame:
         """The idle gaps in these steps; see `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`."""
-        gaps: pd.DataFrame = self.times.gaps[self.times.gaps["window"].isin(self.steps.index)]
-        return gaps
+        return self.times.gaps[self.times.gaps["window"].isin(self.steps.index)]
 
     @cached_property
     def gaps_at_copies(self) -> pd.DataFrame:
@@ -317,16 +312,14 @@ class Program(Operations):
             step = np.searchsorted(np.sort(self.steps["start_ns"]), ends, side="right")
             after = np.minimum(before + 1, len(ends) - 1)
             works |= is_between & (step[before] == step[after]) & (work_ns[after] - work_ns[before] <= gaps["idle_ns"])
-        chosen: pd.DataFrame = gaps[works & (gaps["layer"] == NO_LAYER)]
-        return chosen
+        return gaps[works & (gaps["layer"] == NO_LAYER)]
 
     @cached_property
     def stalls(self) -> pd.DataFrame:
         """The long gaps in which what the host did is unknown: it was busy with something else than launching."""
         gaps = self.gaps.drop(self.gaps_at_copies.index)
         usual_ns = self.steps["wall_ns"].quantile(0.5, interpolation="lower") if self.choice.count else np.inf
-        stalls: pd.DataFrame = gaps[(gaps["idle_ns"] >= STALL_OF_STEP * usual_ns) & (gaps["cause"] == "unknown")]
-        return stalls
+        return gaps[(gaps["idle_ns"] >= STALL_OF_STEP * usual_ns) & (gaps["cause"] == "unknown")]
 
     def steady_ns(self, late_ns: pd.Series[int]) -> int:
         """What the steps would wait if each waited as little as those that wait least: as the least of steps that run
@@ -353,8 +346,7 @@ class Program(Operations):
         waits = waits.astype({"layer": str, "phase": str, "call": str})
         rows = waits.join(gaps[["start_ns", "idle_ns", "window"]], on="gap").sort_values("start_ns", kind="stable")
         if not (len(rows) and len(ops)):
-            none: pd.DataFrame = rows.assign(follows=False)
-            return none
+            return rows.assign(follows=False)
         first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
         last = np.append(np.searchsorted(ops["start_ns"], rows["start_ns"])[1:], 0) - 1  # before that of the next wait
         keys, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
@@ -362,16 +354,14 @@ class Program(Operations):
         follows = (rows[[*keys, "window"]] == rows[[*keys, "window"]].shift(-1)).all(axis=1) & (first <= last)
         first = np.minimum(first, len(ops) - 1)
         follows &= (ops[keys].iloc[first].astype(str).to_numpy() == rows[keys].to_numpy()).all(axis=1)
-        by_time: pd.DataFrame = rows.assign(follows=follows & (run[first] == run[last]))
-        return by_time
+        return rows.assign(follows=follows & (run[first] == run[last]))
 
     def gaps_between(self, waits: pd.DataFrame) -> pd.DataFrame:
         """The gaps from each of these rows of `waits` until the next wait, if that follows."""
         is_chosen = (self.waits["follows"] & self.waits.index.isin(waits.index)).to_numpy()
         gaps = self.times.gaps
         last = np.searchsorted(self.waits["gap"], np.arange(len(gaps)), side="right") - 1
-        chosen: pd.DataFrame = gaps[np.append(is_chosen, False)[last]]
-        return chosen
+        return gaps[np.append(is_chosen, False)[last]]
 
     @cached_property
     def mode(self) -> str:
@@ -438,8 +428,7 @@ class Program(Operations):
     def idle(self, *causes: str) -> pd.DataFrame:
         """Idle time of these causes by place, the longest first: `Breakdown.idle`."""
         rows = self.times.idle
-        idle: pd.DataFrame = rows[rows["cause"].isin(causes)]
-        return idle
+        return rows[rows["cause"].isin(causes)]
 
     def idle_ns(self, *causes: str) -> int:
         """Idle time of these causes in the steps."""
@@ -498,8 +487,7 @@ class Program(Operations):
 
 def _in_streams(ops: pd.DataFrame) -> Int64Array:
     """The order of operations stream by stream, in each by their start."""
-    order: Int64Array = np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
-    return order
+    return np.lexsort((ops["start_ns"], ops["stream"], ops["lane"]))
 
 
 def kinds(layers: pd.Series[Any]) -> pd.Series[str]:
@@ -517,15 +505,13 @@ def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
 
 def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:
     """The rows of a layer and phase."""
-    chosen: pd.DataFrame = rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
-    return chosen
+    return rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
 
 
 def matching(names: pd.Series[Any], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
     """Which of these categorical names contain a pattern."""
     matches = np.array([*(bool(pattern.search(str(name))) for name in names.cat.categories), False])
-    chosen: npt.NDArray[np.bool_] = matches[names.cat.codes.to_numpy()]
-    return chosen
+    return matches[names.cat.codes.to_numpy()]
 
 
 def ms(ns: float) -> str:

@@ -199,14 +199,13 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
     attribution = operations.attribution
     layer, phase = attribution.owners
     step = np.append(attribution.ranges.steps, 0)[attribution.step]
-    table: pd.DataFrame = ops.assign(
+    return ops.assign(
         layer=layer,
         phase=phase,
         step=pd.arrays.IntegerArray(step.astype(np.int64), attribution.step == NONE),
         kernel_class=_categorical(operations.classes.code.astype(np.int64), list(CLASSES)),
         how=_categorical(attribution.how.astype(np.int64), list(HOW)),
     )
-    return table
 
 
 def join_warnings(trace: Trace, ranges: Ranges) -> tuple[Issue, ...]:

@@ -152,8 +152,7 @@ class StepChoice:
 
     def of_ops(self, attribution: Attribution) -> npt.NDArray[np.bool_]:
         """Which operations are included, shape ``(n,)``."""
-        is_included: npt.NDArray[np.bool_] = np.append(self.shown, self.is_whole)[attribution.step]
-        return is_included
+        return np.append(self.shown, self.is_whole)[attribution.step]
 
 
 def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | None = None) -> StepChoice:
@@ -251,8 +250,7 @@ class Windows:
     @property
     def in_step(self) -> npt.NDArray[np.bool_]:
         """Which windows are steps."""
-        inside: npt.NDArray[np.bool_] = self.instance >= 0
-        return inside
+        return self.instance >= 0
 
 
 def step_windows(trace: Trace, attribution: Attribution) -> Windows:
@@ -356,8 +354,7 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
         "busy_ns": union_lengths(start, end, device, instance, count),
     }
     times = _step_spans(trace, attribution).assign(**sums)
-    ordered: pd.DataFrame = times[["step", "range_ns", *sums, "span_ns", "wall_ns", "start_ns", "end_ns"]]
-    return ordered
+    return times[["step", "range_ns", *sums, "span_ns", "wall_ns", "start_ns", "end_ns"]]
 
 
 def _ops_in_steps(trace: Trace, attribution: Attribution) -> tuple[Int64Array, ...]:
@@ -384,7 +381,7 @@ def _step_spans(trace: Trace, attribution: Attribution) -> pd.DataFrame:
         in_steps = np.flatnonzero(windows.in_step)
         walls = np.zeros(count, dtype=np.int64)
         np.maximum.at(walls, windows.instance[in_steps], (windows.end - windows.start)[in_steps])
-    times: pd.DataFrame = pd.DataFrame(
+    return pd.DataFrame(
         {
             "step": attribution.ranges.steps,
             "range_ns": ends - starts,
@@ -394,7 +391,6 @@ def _step_spans(trace: Trace, attribution: Attribution) -> pd.DataFrame:
             "end_ns": np.where(ran, np.maximum(ends, last), ends),
         }
     )
-    return times
 
 
 _EARLIEST, _LATEST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)

@@ -194,8 +194,6 @@ def breakdown_of(
             that case `steps` lists only the selected ones.
         with_queue_and_path: Whether to compute the queue and the critical path, which are empty otherwise.
     """
-    import pandas as pd
-
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
     host = HostCalls(trace)
