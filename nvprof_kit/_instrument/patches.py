@@ -104,8 +104,9 @@ def uncompiled_itself(function: F) -> F:
 def follow_compiler() -> None:
     """Make torch.compile skip all decorated functions, including functions decorated later, and follow its tracing."""
     global _follows  # noqa: PLW0603
-    if "torch._dynamo" in sys.modules:
-        _prepare(sys.modules["torch._dynamo"])
+    dynamo = sys.modules.get("torch._dynamo")
+    if hasattr(dynamo, "callback_handler"):  # not while it is being imported, when a garbage collection may come here
+        _prepare(dynamo)
     elif not _follows:
         sys.meta_path.insert(0, AfterImport("torch._dynamo", _prepare))
     _follows = True

@@ -133,21 +133,16 @@ def mark(node: Any, hook: Callable[[object], None], position: Position) -> None:
 class Frame:
     """One call of a layer, while it runs and then for the backward pass; also the prehook of its marked nodes.
 
-    If a call contains nested calls, its own nodes are in sections between them, and the backward pass may enter each
-    section from the nested call after it. The engine then runs the section's newest node first. In most code that is
-    what created an argument of the nested call, so the creators of arguments are marked. Once another node is the
-    newest, the nodes are searched from there for all that a section is entered at.
-
     Attributes:
         layer: The layer.
         parent: The enclosing call; None for the outermost.
         depth: The number of enclosing calls.
         edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
             numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
-        node_count: How many nodes the call itself has created up to its last nested call. While all are marked, the
-            arguments of a nested call are not looked at.
-        marked: Sequence numbers of the marked ones of them, while the call runs; None before the first.
-        visited: Sequence numbers of those visited in a search, likewise; None before a search.
+        node_count: How many nodes the call itself has created up to its last nested call. While all are visited,
+            the arguments of a nested call are not looked at.
+        visited: Sequence numbers of the visited ones of them, while the call runs; None before a search.
+        marked: Sequence numbers of the marked nodes, likewise.
     """
 
     __slots__ = ("depth", "edges", "layer", "marked", "node_count", "parent", "visited")
@@ -157,26 +152,33 @@ class Frame:
     depth: int
     edges: list[int]
     node_count: int
-    marked: set[int] | None
     visited: set[int] | None
+    marked: set[int] | None
 
-    def enter_at(self, nodes: list[Any], position: Position) -> None:
-        """Mark the call's own ones of these nodes; in a search, also those at which sections are entered from them."""
-        if self.marked is None:
-            self.marked = set()
+    @uncompiled
+    def search(self, nodes: list[Any], position: Position) -> None:
+        """Mark the nodes at which a backward pass that arrives at the call's own ones of these nodes enters these.
+
+        If the call contains nested calls, its own nodes are in sections between them. So the backward pass may enter a
+        section at other nodes than the output's; these are found by a search from there.
+        """
+        edges, arguments = self.edges, position.arguments
+        if self.visited is None or self.marked is None:
+            self.visited, self.marked = set(), set()
+        visited, marked, node_count = self.visited, self.marked, self.node_count + sequence() - edges[-1]
         pending = [(node, 0) for node in nodes]
         while pending:
             node, origin = pending.pop()
             number = node._sequence_nr()
-            section = bisect_right(self.edges, number)
-            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in position.arguments:
+            section = bisect_right(edges, number)
+            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in arguments:
                 continue
-            if section != origin and number not in self.marked:
-                self.marked.add(number)
+            if section != origin and number not in marked:
+                marked.add(number)
                 mark(node, self, position)
-            if self.visited is not None and number not in self.visited:
-                self.visited.add(number)
-                if section > 1:  # no section follows the first one
+            if number not in visited:
+                visited.add(number)
+                if section > 1 and len(marked) < node_count:  # no section follows the first one
                     pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
     @uncompiled
@@ -234,15 +236,16 @@ def follow(
     parent, first = position.call, sequence()
     call = position.call = Frame()
     call.layer, call.parent, call.edges, call.node_count = layer, parent, [first], 0
-    call.marked = call.visited = None
+    call.visited = call.marked = None
     if parent is None:
         call.depth = 0
         _mark_arguments(position, [*args, *kwargs.values()])
     else:
         call.depth = parent.depth + 1
-        parent.node_count += first - parent.edges[-1]
-        if parent.node_count > len(parent.marked or ()):
-            _leave_section(parent, position, [*args, *kwargs.values()], first)
+        node_count = parent.node_count + first - parent.edges[-1]
+        if node_count > len(parent.visited or ()):  # an argument may be new
+            parent.search(grad_nodes([*args, *kwargs.values()]), position)
+        parent.node_count = node_count
     outputs: Any = None
     try:
         outputs = function(*args, **kwargs)
@@ -277,15 +280,6 @@ def _mark_arguments(position: Position, arguments: list[Any]) -> None:
 
 
 @uncompiled
-def _leave_section(call: Frame, position: Position, arguments: list[Any], end: int) -> None:
-    """Mark the call's own nodes that created the arguments of a nested call, which begins at a sequence number."""
-    nodes = grad_nodes(arguments)
-    if call.visited is None and end > call.edges[-1] and end - 1 not in [node._sequence_nr() for node in nodes]:
-        call.visited = set()
-    call.enter_at(nodes, position)
-
-
-@uncompiled
 def _mark_outputs(call: Frame, position: Position, outputs: Any) -> None:
     """Mark the call's own nodes that created its outputs."""
     nodes = grad_nodes([outputs])
@@ -293,8 +287,8 @@ def _mark_outputs(call: Frame, position: Position, outputs: Any) -> None:
         for node in nodes:
             if node._sequence_nr() >= call.edges[0] and id(node) not in position.arguments:
                 node.metadata[_LEFT] = True
-    call.enter_at(nodes, position)
-    call.marked = call.visited = None
+    call.search(nodes, position)
+    call.visited = call.marked = None
 
 
 class Task:
