@@ -187,7 +187,7 @@ def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
     aligner = Aligner(sequence)
     cuts: dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int]]] = {}
     lengths: dict[int, dict[bytes, int]] = {BACKWARD: {}, FORWARD: {}}
-    for model_pass in sorted(passes, key=lambda model_pass: model_pass in (passes[0], passes[-1])):
+    for model_pass in sorted(passes, key=lambda model_pass: model_pass in (passes[0], passes[-1])):  # may be cut
         if model_pass.given_up:
             continue
         left, right = model_pass.left, model_pass.right
@@ -197,10 +197,8 @@ def find_passes(sequence: Sequence) -> tuple[list[Pass], int]:
             if aligner.work <= 0:
                 given_up += 1
                 continue
-            is_cut = model_pass in (passes[0], passes[-1])  # the capture may begin or end in it
-            pass_lengths = lengths[model_pass.direction].copy() if is_cut else {}
-            edges = _cut(sequence, model_pass, aligner, pass_lengths) if _repeats(sequence, model_pass) else []
-            lengths[model_pass.direction].update(pass_lengths)
+            repeats = _repeats(sequence, model_pass, lengths[model_pass.direction])
+            edges = _cut(sequence, model_pass, aligner, lengths[model_pass.direction]) if repeats else []
             cuts[key] = [(start - left, stop - left) for start, stop in pairwise(edges)]
         for (start, stop), group in zip(cuts[key], model_pass.groups, strict=False):
             block = Block(left + start, left + stop - 1, model_pass.direction, group)
@@ -437,11 +435,14 @@ def _median_likeness(sequence: Sequence, spans: list[slice], lag: int) -> float:
     return float(np.median(likeness)) if likeness else 0.0
 
 
-def _repeats(sequence: Sequence, model_pass: Pass) -> bool:
-    """Whether most of what is between blocks has its classes in the order of what is beside it, or beside that."""
-    classes = [sequence.coarse[span] for span in model_pass.spans]
-    if len(classes) < 2:
-        return len(classes) > 0
+def _repeats(sequence: Sequence, model_pass: Pass, lengths: dict[bytes, int]) -> bool:
+    """Whether most of what is between blocks has its classes in the order of what is beside it, or beside that; or all
+    of it is in other passes, of which `lengths` tells how they were cut.
+    """
+    spans = model_pass.spans
+    if len(spans) < 2 or all(sequence.token[span].tobytes() in lengths for span in spans):
+        return len(spans) > 0
+    classes = [sequence.coarse[span] for span in spans]
     pairs = [of_span[:-1] * len(CLASSES) + of_span[1:] for of_span in classes]
     neighbours = [similarity(*both) for both in pairwise(pairs)]
     second = [similarity(*both) for both in zip(pairs, pairs[2:], strict=False)]
@@ -562,8 +563,8 @@ def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:
         return []
     first, last = passes[0], passes[-1]
     complete_passes = dict(zip(passes, passes, strict=True))
-    complete_passes[last] = _complete(last, passes, sequence, slice(len(last.blocks)))
-    complete_passes[first] = _complete(first, passes, sequence, slice(-len(first.blocks), None))
+    complete_passes[last] = _complete(last, passes, sequence, is_first=False)
+    complete_passes[first] = _complete(first, passes, sequence, is_first=True)
     stacks: list[Pass] = []
     waiting: list[Pass] = []
     unmatched: list[Pass] = []
@@ -597,17 +598,22 @@ def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:
     return stacks
 
 
-def _complete(model_pass: Pass, passes: list[Pass], sequence: Sequence, blocks: slice) -> Pass:
-    """The first other pass of which some blocks are like those of `model_pass`, that lacks the others; else itself."""
+def _complete(model_pass: Pass, passes: list[Pass], sequence: Sequence, *, is_first: bool) -> Pass:
+    """The pass of which the last blocks are most like those of the capture's first pass, or the first blocks like
+    those of its last one, if the capture lacks the others; else the pass itself.
+    """
     inner_passes = [other for other in passes[1:-1] if other.direction == model_pass.direction]
+    size = len(model_pass.blocks)
     if any(_is_same_stack(other.blocks, model_pass.blocks, sequence) for other in inner_passes):
         return model_pass
-    inner = model_pass.blocks[1:-1] or model_pass.blocks
+    uncut = slice(min(size - 1, 1), None) if is_first else slice(max(size - 1, 1))
+    blocks = model_pass.blocks[uncut]
+    alike: dict[Pass, float] = {}
     for other in inner_passes:
-        same = other.blocks[blocks]
-        if len(other.blocks) > len(same) and _is_same_stack(same[1:-1] or same, inner, sequence):
-            return other
-    return model_pass
+        same = (other.blocks[-size:] if is_first else other.blocks[:size])[uncut]
+        if len(other.blocks) > size and _is_same_stack(same, blocks, sequence):
+            alike[other] = similarity(sequence.token[_inside(same)], sequence.token[_inside(blocks)])
+    return max(alike, key=alike.__getitem__, default=model_pass)
 
 
 def _stack_of(stacks: list[Pass], model_pass: Pass, sequence: Sequence) -> int:
@@ -623,7 +629,7 @@ def _is_same_stack(blocks: list[Block], other_blocks: list[Block], sequence: Seq
     """Whether as many blocks have about the same kernels, or kernels of the same classes and as many inputs."""
     if [len(block.anchors) for block in blocks] != [len(block.anchors) for block in other_blocks]:
         return False
-    inside, other = (slice(run[0].first, run[-1].last + 1) for run in (blocks, other_blocks))
+    inside, other = _inside(blocks), _inside(other_blocks)
     if similarity(sequence.token[inside], sequence.token[other]) >= _SAME_BLOCK:
         return True
     first, second = (
@@ -632,3 +638,7 @@ def _is_same_stack(blocks: list[Block], other_blocks: list[Block], sequence: Seq
     )
     is_alike = similarity(sequence.coarse[inside], sequence.coarse[other]) >= _SAME_STACK
     return is_alike and bool(first == second)
+
+
+def _inside(blocks: list[Block]) -> slice:
+    return slice(blocks[0].first, blocks[-1].last + 1)
