@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -57,14 +57,6 @@ def trusted(text: str) -> Markup:
     return Markup(text)  # never texts from a capture
 
 
-def svg_of(figure: Figure) -> Markup:
-    """A figure as an inline SVG element; Matplotlib escapes its texts."""
-    from nvprof_kit._report.plots.plots import encode
-
-    text = encode(figure, "svg").decode()
-    return trusted(text[text.index("<svg") :])
-
-
 def _file(name: str) -> str:
     return files("nvprof_kit._report.page").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
 
@@ -84,6 +76,10 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def result_page(title: str, element: str) -> bytes:
-    """A page with one HTML element, such as Rich writes it."""
-    return render("result.html", (), ("plain.css",), title=title, shown=trusted(element))
+def result_page(title: str, element: str, figures: Iterable[Figure] = ()) -> bytes:
+    """A page with one HTML element, such as Rich writes it, below plots; Matplotlib escapes their texts."""
+    from nvprof_kit._report.plots.plots import encode
+
+    pictures = [encode(figure, "svg").decode() for figure in figures]
+    plots = "".join(picture[picture.index("<svg") :] for picture in pictures)
+    return render("result.html", (), ("plain.css",), title=title, shown=trusted(plots + element))

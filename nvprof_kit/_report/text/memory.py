@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._report.page.template import render, svg_of
-from nvprof_kit._report.text.table import below, frame_table, ranked_notes
-from nvprof_kit._report.text.texts import cell, filled, heading, memory_size, percent
+from nvprof_kit._report.page.template import result_page
+from nvprof_kit._report.text.table import below, frame_table, html_of, ranked_notes
+from nvprof_kit._report.text.texts import memory_size, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
@@ -44,23 +44,10 @@ def memory_report(result: Memory) -> list[RenderableType]:
 
 
 def memory_page(result: Memory) -> bytes:
-    """A self-contained page with both plots and all tables."""
-    timeline, segments = (svg_of(replace(result, view=view).figure()) for view in (None, "segment"))
-    sections: list[dict[str, Any]] = [{"title": "Allocated memory over time", "svg": timeline, "heads": (), "rows": ()}]
-    for view, view_title in VIEWS.items():
-        rows = filled(result.table(view))
-        cells = [[cell(str(name), value, mib=True) for name, value in row.items()] for row in rows.to_dict("records")]
-        svg, heads = segments if view == "segment" else "", [heading(str(name), mib=True) for name in rows]
-        sections += [{"title": view_title, "svg": svg, "heads": heads, "rows": cells}] if cells else []
-    return render(
-        "plain.html",
-        (),
-        ("plain.css",),
-        title=f"GPU memory: {title(result.path)}",
-        lines=header(result),
-        sections=sections,
-        warnings=result.warnings,
-    )
+    """A self-contained page with both plots and all rows of all tables."""
+    figures = [replace(result, view=view).figure() for view in (None, "segment")]
+    everything = replace(result, view=None, select=replace(result.select, top=sum(map(len, result.tables.values()))))
+    return result_page(f"GPU memory: {title(result.path)}", html_of(memory_report(everything)), figures)
 
 
 def header(result: Memory) -> list[str]:

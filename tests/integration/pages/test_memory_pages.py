@@ -45,5 +45,4 @@ def test_the_page_of_a_snapshot(chromium, tmp_path):
     path.write_bytes(snapshot.memory().page())
     with opened(chromium, path) as page:
         assert page.locator("svg").count() == 2
-        assert page.locator("h2").first.text_content() == "Allocated memory over time"
-        assert "model.layers.1" in page.locator("table").first.inner_text()
+        assert "At the peak, by layer" in (text := page.locator("pre").inner_text()) and "model.layers.1" in text
