@@ -7,7 +7,7 @@ import inspect
 import itertools
 import types
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from importlib import import_module
@@ -31,8 +31,7 @@ def wrap(function: T, block: Block | BlockOf) -> T:
     """Wrap a function so that each call, or each resume of a coroutine or generator, runs inside a block.
 
     Args:
-        function: A function, coroutine function, generator function or asynchronous generator function, or a
-            ``staticmethod`` or ``classmethod`` of one.
+        function: A function, coroutine function or generator function, or a ``staticmethod`` or ``classmethod`` of one.
         block: The block, or a function that returns that of a call from its arguments.
 
     Returns:
@@ -45,7 +44,7 @@ def wrap(function: T, block: Block | BlockOf) -> T:
     call = cast(Callable[..., Any], function)
     block_of: BlockOf = (lambda *_args, **_kwargs: block) if isinstance(block, Block) else block
     if inspect.isasyncgenfunction(call):
-        return cast(T, functools.wraps(call)(_async_generator(call, block_of)))
+        raise UsageError(f"layer_range on {call.__qualname__}: an asynchronous generator; decorate what it awaits")
     if inspect.iscoroutinefunction(call):
         forwarder = _forwarder(call, _resuming(call, block_of, _await_resumes), "async def", "await {}")
     elif inspect.isgeneratorfunction(call):
@@ -147,29 +146,6 @@ def _resumes(inner: Generator[Any, Any, Any], scope: AbstractContextManager[Any]
 _await_resumes = types.coroutine(_resumes)
 
 
-def _async_generator(call: Callable[..., AsyncGenerator[Any, Any]], block_of: BlockOf) -> Callable[..., Any]:
-    async def forwarder(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        inner = call(*args, **kwargs)
-        scope = block_of(*args, **kwargs) or nullcontext()
-        step = inner.__anext__()
-        while True:
-            try:
-                value = await _await_resumes(cast(Any, step), scope)
-            except StopAsyncIteration:
-                return
-            try:
-                sent = yield value
-            except GeneratorExit:
-                await _await_resumes(cast(Any, inner.aclose()), scope)
-                raise
-            except BaseException as error:
-                step = inner.athrow(error)
-            else:
-                step = inner.asend(sent)
-
-    return forwarder
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -265,10 +241,10 @@ def _layer_range(
     layer_range.end(started)                        # on any thread
     ```
 
-    You can decorate functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines, generators and
-    asynchronous generators; `inspect` and `pickle` treat them as before. Each resume of a coroutine or generator is one
-    range, so work between resumes is outside. An exception closes the range. If no tool is attached, no range is
-    emitted. With ``NVPROF_KIT=off`` the decorator returns the function itself.
+    You can decorate functions, methods (also below ``staticmethod`` and ``classmethod``), coroutines and generators;
+    `inspect` and `pickle` treat them as before. Each resume of a coroutine or generator is one range, so work between
+    resumes is outside. An exception closes the range. If no tool is attached, no range is emitted. With
+    ``NVPROF_KIT=off`` the decorator returns the function itself.
 
     Args:
         target: What to decorate, or the name.
@@ -278,7 +254,8 @@ def _layer_range(
         backward: Also range the backward pass of the outputs of a decorated call.
 
     Raises:
-        UsageError: The category is unknown, or a decorated class is not an ``nn.Module``.
+        UsageError: The category is unknown, a decorated class is not an ``nn.Module``, or a decorated function is an
+            asynchronous generator.
     """
     if type(target) is str:
         return _named_scope(target, category, backward)
