@@ -164,10 +164,10 @@ class Program(Operations):
         """The steps without the profiler: of each GPU of a process, with its windows."""
         host, devices, steps = HostCalls(self.trace), devices_of(self.trace)[0], self.times.steps
         replays = []
-        all_ops = self.ops[["lane", "start_ns", "end_ns"]].sort_values("start_ns", kind="stable")
-        has_call = all_ops[host.of_op[all_ops.index.to_numpy()] >= 0]
-        for lane, ops in all_ops[all_ops["lane"].isin(has_call["lane"])].groupby("lane"):
-            gpu = devices[int(str(lane))]
+        for lane, gpu in enumerate(devices):
+            ops = self.ops.loc[self.ops["lane"] == lane, ["start_ns", "end_ns"]].sort_values("start_ns", kind="stable")
+            if (host.of_op[ops.index.to_numpy()] < 0).all():
+                continue
             of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
             skipped = of_lane[of_lane["step"].notna() & ~of_lane.index.isin(self.steps.index)].sort_values("start_ns")
             start_ns = skipped["start_ns"].to_numpy()
