@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ Range = tuple[str, str, int | None, int]
 def counts(
     path: Path,
     ranges: list[Range],
-    operators: list[tuple[int, str, int]],
+    operators: Sequence[tuple[int, str, int] | tuple[int, str, int, int]],
     unknown: list[tuple[int, str]] = [],  # noqa: B006
     **more: Any,
 ) -> Path:
-    """A file of counts; operators are range, type of number, operations."""
+    """A file of counts; operators are range, type of number, operations and perhaps bytes."""
     said = {
         "format": "nvprof_kit flops",
         "version": 3,
@@ -46,9 +47,9 @@ def counts(
         "steps": 1,
         "ranges": [dict(zip(("layer", "phase", "inside", "calls"), row, strict=True), fused_bytes=0) for row in ranges],
         "operators": [
-            {"range": at, "name": "aten::mm", "dtype": dtype, "runs": 1, "flops": count, "least_flops": count}
-            | {"bytes": 0, "dram_bytes": 0}
-            for at, dtype, count in operators
+            {"range": at, "name": "aten::x", "dtype": dtype, "runs": 1, "flops": flops, "least_flops": flops}
+            | {"bytes": 2 * sum(traffic), "dram_bytes": sum(traffic)}
+            for at, dtype, flops, *traffic in operators
         ],
         "unknown": [{"range": at, "name": name, "runs": 1} for at, name in unknown],
     }
@@ -103,14 +104,7 @@ def joined(
 
 def with_bytes(folder: Path, operators: list[tuple[int, str, int, int]]) -> Path:
     """A file of counts with memory traffic; operators are range, type of number, operations, bytes."""
-    rows = [
-        {"range": at, "name": "aten::x", "dtype": dtype, "runs": 1}
-        | {"flops": flops, "least_flops": flops, "bytes": 2 * traffic, "dram_bytes": traffic}
-        for at, dtype, flops, traffic in operators
-    ]
-    path = counts(folder / "run.flops.json", TRAINING, [])
-    path.write_text(json.dumps({**json.loads(path.read_text()), "operators": rows}))
-    return path
+    return counts(folder / "run.flops.json", TRAINING, operators)
 
 
 def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.captures.nsys_file import NsysFile
+from support.captures.nsys_file import NsysFile, thread
+from support.captures.nsys_memory import Allocations
 from support.data import unpacked
 
 import nvprof_kit
@@ -40,18 +41,11 @@ def capture(file: NsysFile) -> Path:
     file.kernel(1050, 1060, correlation=file.call("cudaMemcpyAsync_v3020", 620, 630), table="MEMCPY")
     file.kernel(1070, 1080, correlation=file.call("cudaMemsetAsync_v3020", 640, 645), table="MEMSET")
     file.overhead("Buffer Flush", 650, 660)
-    path = file.write()
-    change(
-        path,
-        "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start INT, globalPid INT, deviceId INT, bytes INT, memKind INT, "
-        "memoryOperationType INT, correlationId INT)",
-        "INSERT INTO CUDA_GPU_MEMORY_USAGE_EVENTS SELECT 250, globalPid, 0, 512, 2, 0, 7 FROM "
-        "CUPTI_ACTIVITY_KIND_KERNEL LIMIT 1",
-        "CREATE TABLE SCHED_EVENTS (start INT, isSchedIn INT, globalTid INT)",
-        "INSERT INTO SCHED_EVENTS SELECT 100, 1, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME LIMIT 1",
-        "INSERT INTO SCHED_EVENTS SELECT 800, 0, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME LIMIT 1",
-    )
-    return path
+    for start, is_in in ((100, 1), (800, 0)):
+        file.rows["SCHED_EVENTS"].append({"start": start, "isSchedIn": is_in, "globalTid": thread()})
+    allocations = Allocations()
+    allocations.add(250, 512, 7)
+    return allocations.into(file.write())
 
 
 def change(path: Path, *statements: str) -> Path:
