@@ -67,6 +67,13 @@ def execute(
     return done
 
 
+def executable(path: Path, script: str) -> Path:
+    """Write a script that can be run, such as a stand-in for a tool."""
+    path.write_text(script)
+    path.chmod(0o755)
+    return path
+
+
 def torchrun(
     ranks: int, *words: object, cwd: Path, check: bool = True, **more: str
 ) -> subprocess.CompletedProcess[str]:

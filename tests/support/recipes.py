@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.cli import NVPROF_KIT, environment, execute, execute_here
+from support.cli import NVPROF_KIT, environment, executable, execute, execute_here
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "nsys"
@@ -37,7 +37,6 @@ OPTIONS = {
 
 def stand_in(folder: Path, release: str) -> Path:
     """An executable ``nsys`` that prints the help of a release and runs nothing."""
-    path = folder / f"nsys-{release}"
     options = OPTIONS[release].split()
     launch = [*_LAUNCH.split(), *(name for name in options if name.startswith(("cuda-event", "python", "pytorch")))]
     lines = {
@@ -49,9 +48,7 @@ def stand_in(folder: Path, release: str) -> Path:
     cases = refused + "\n".join(
         f"{verb}) echo {' '.join(f'--{name}=' for name in names)} ;;" for verb, names in lines.items()
     )
-    path.write_text(f"#!/bin/bash\ncase $1 in\n{cases}\nesac\n")
-    path.chmod(0o755)
-    return path
+    return executable(folder / f"nsys-{release}", f"#!/bin/bash\ncase $1 in\n{cases}\nesac\n")
 
 
 def run(verb: str, *argv: str, cwd: Path, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cli import execute
+from support.cli import executable, execute
 from support.data import ROOT
 
 
@@ -18,8 +18,7 @@ def environment(tmp_path: Path) -> Path:
     binaries.mkdir(parents=True)
     for name, command in {"python": "", "nvprof-kit": "-m nvprof_kit"}.items():
         paths = f"{ROOT}${{PYTHONPATH:+:$PYTHONPATH}}"
-        (binaries / name).write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} {command} "$@"\n')
-        (binaries / name).chmod(0o755)
+        executable(binaries / name, f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} {command} "$@"\n')
     return binaries.parent
 
 

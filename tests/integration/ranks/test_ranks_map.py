@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from support.captures.tiny_ranks import MS, capture
-from support.cli import execute
+from support.cli import executable, execute
 
 from nvprof_kit import map_captures, open_job
 
@@ -27,9 +27,7 @@ def test_tasks_share_the_captures(tmp_path):
     captures.mkdir()
     for rank in range(5):
         capture(captures, rank, slower=2 * MS if rank == 3 else 0)
-    srun = tmp_path / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
+    srun = executable(tmp_path / "srun", SRUN)
     some = f'$(ls {captures}/* | awk "NR % $SLURM_NTASKS == $SLURM_PROCID")'
     words = [str(srun), "--ntasks", "3", "bash", "-c", f"{sys.executable} -m nvprof_kit ranks map -o {maps} {some}"]
     done = execute(*words, check=True)

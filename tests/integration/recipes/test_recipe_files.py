@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cli import execute
+from support.cli import executable, execute
 from support.recipes import RECIPES, python, ranges, run, start, wait_for, wait_for_next
 
 SCRIPTS = sorted(RECIPES.parent.glob("*/*.sh"))
@@ -109,9 +109,7 @@ def _plain(option: str) -> str:
     ],
 )
 def test_the_command_of_a_container(variables, words, tmp_path):
-    engine = tmp_path / variables["ENGINE"]
-    engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    engine.chmod(0o755)
+    executable(tmp_path / variables["ENGINE"], '#!/bin/sh\nprintf "%s\\n" "$@"\n')
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = run("container.sh", "nsys", "status", cwd=tmp_path, PATH=path, IMAGE="image:1", **variables)
     printed = done.stdout.splitlines()

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.cli import executable
 from support.recipes import VERBS, environment, gone, refuse, run, start, until, wait_for
 
 STAND_IN = r"""#!/bin/bash
@@ -49,8 +50,7 @@ def tool(tmp_path: Path) -> Path:
     folder = tmp_path / "tools of mine"
     folder.mkdir()
     for name in ("nsys", "ncu"):
-        (folder / name).write_text(STAND_IN)
-        (folder / name).chmod(0o755)
+        executable(folder / name, STAND_IN)
     return folder
 
 

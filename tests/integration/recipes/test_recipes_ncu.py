@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from support.cli import NVPROF_KIT, execute, execute_here
+from support.cli import NVPROF_KIT, executable, execute, execute_here
 from support.data import DATA, ROOT, unpacked
 
 RECIPES = ROOT / "recipes" / "ncu"
@@ -48,10 +48,6 @@ def measured(*argv: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
     return _run([*NVPROF_KIT, "ncu", "profile", *argv], cwd, variables)
 
 
-def rank(*argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return recipe("rank.sh", *argv, cwd=cwd, **variables)
-
-
 def recipe(name: str, *argv: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return _run([str(RECIPES / name), *argv], cwd, variables)
 
@@ -64,14 +60,10 @@ def test_exact_commands(tmp_path, golden):
     lines = []
     for call in CALLS:
         words, _, arch = call.partition(" | ")
-        done = run(*_dry(words), cwd=tmp_path, ARCH=arch or "sm_90")
+        done = run("--dry-run", *shlex.split(words), cwd=tmp_path, ARCH=arch or "sm_90")
         assert (done.returncode, done.stderr) == (0, ""), call
         lines.append(f"$ {call}\n{done.stdout.replace('/no/ncu', 'ncu')}")
     golden("recipes/ncu.txt", "\n".join(lines))
-
-
-def _dry(call: str) -> list[str]:
-    return ["--dry-run", *shlex.split(call)]
 
 
 LAUNCHER = "--rank 0: the launcher has to start rank.sh on each rank: -- {} ... "
@@ -131,10 +123,9 @@ def test_what_measures_links_runs_the_program_again(tmp_path):
 
 
 def test_a_rank_that_is_not_there(tmp_path):
-    (tmp_path / "ncu").write_text("#!/bin/bash\ncase $1 in --help) echo exclude-tree ;; esac\n")
-    (tmp_path / "ncu").chmod(0o755)
+    ncu = executable(tmp_path / "ncu", "#!/bin/bash\ncase $1 in --help) echo exclude-tree ;; esac\n")
     words = ["-o", "layer", "-l", "a", "--rank", "7", "--", str(RECIPES / "rank.sh"), "true"]
-    done = measured(*words, cwd=tmp_path, NCU=str(tmp_path / "ncu"))
+    done = measured(*words, cwd=tmp_path, NCU=str(ncu))
     assert done.returncode == 1
     assert done.stderr.endswith(
         "no report: ncu measured no kernel; see what it said above; "
@@ -152,7 +143,7 @@ UNDER_NCU = {"NVPROF_KIT_NCU_RANK": "1", "NVTX_INJECTION64_PATH": "libcuda-injec
 def test_a_rank_becomes_its_program(number, seen, tmp_path):
     """Out of ncu's sight or not: its words as they are, in one process, with its status, and nothing left behind."""
     argv = ["bash", "-c", SHOW, "me", "a  b", "*"]
-    done = rank(*argv, cwd=tmp_path, RANK=number, TMPDIR=str(tmp_path), **UNDER_NCU)
+    done = recipe("rank.sh", *argv, cwd=tmp_path, RANK=number, TMPDIR=str(tmp_path), **UNDER_NCU)
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.rpartition("|")[0] == f"{number}|a  b|*|{seen}"
     assert list(tmp_path.iterdir()) == []
@@ -160,10 +151,9 @@ def test_a_rank_becomes_its_program(number, seen, tmp_path):
 
 def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path):
     """Its executable has the name that the recipes give ncu; it becomes the program."""
-    (tmp_path / "rm").write_text('#!/bin/bash\nreadlink /proc/$PPID/exe\n/bin/rm "$@"\n')
-    (tmp_path / "rm").chmod(0o755)
+    executable(tmp_path / "rm", '#!/bin/bash\nreadlink /proc/$PPID/exe\n/bin/rm "$@"\n')
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    done = rank("true", cwd=tmp_path, RANK="0", TMPDIR=str(tmp_path), PATH=path, **UNDER_NCU)
+    done = recipe("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR=str(tmp_path), PATH=path, **UNDER_NCU)
     name = Path(done.stdout.strip()).name
     dry = run("-o", "layer", "-n", "-l", "a", "--rank", "1", "--", "./job.sh", cwd=tmp_path)
     assert f" --target-processes-filter=exclude-tree:{name} " in dry.stdout
@@ -179,12 +169,12 @@ def test_the_other_ranks_come_of_a_process_that_ncu_leaves_out(tmp_path):
     ],
 )
 def test_a_rank_without_a_program(argv, status, message, tmp_path):
-    done = rank(*argv, cwd=tmp_path)
+    done = recipe("rank.sh", *argv, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (status, "") and message in done.stderr
 
 
 def test_a_folder_in_which_no_program_can_run(tmp_path):
-    done = rank("true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
+    done = recipe("rank.sh", "true", cwd=tmp_path, RANK="0", TMPDIR="/no/folder", **UNDER_NCU)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.endswith("rank.sh: cannot write to /no/folder; set TMPDIR to a folder that can be written\n")
     command = f"ulimit -f 10; trap '' XFSZ; exec {RANK_SH} true"
@@ -212,9 +202,7 @@ def test_every_set_is_commented_and_well_formed(path):
 @pytest.mark.parametrize("arch", CHIPS)
 def test_metrics_are_asked_of_the_chip_that_measures(arch, tmp_path):
     """An Ada was asked for the metrics of a Blackwell, and left out what only it has."""
-    ncu = tmp_path / "ncu"
-    ncu.write_text('#!/bin/bash\n[ "$1" != --query-metrics ] || echo "$3" >>asked\n')
-    ncu.chmod(0o755)
+    ncu = executable(tmp_path / "ncu", '#!/bin/bash\n[ "$1" != --query-metrics ] || echo "$3" >>asked\n')
     run("-o", "kernels", "-n", "-k", "x", "-s", "tensor", "--", "x", cwd=tmp_path, NCU=str(ncu), ARCH=arch)
     assert (tmp_path / "asked").read_text().split() == [CHIPS[arch]]
 
@@ -234,10 +222,9 @@ WAYS = [
 @pytest.mark.parametrize(("name", "variables", "words"), WAYS)
 def test_the_command_of_a_recipe(name, variables, words, tmp_path):
     """Called by a link, in a folder on PATH say; the options of ncu and the program come last."""
-    (tmp_path / "ncu").write_text('#!/bin/sh\nprintf "%s\\n" "LC_ALL=$LC_ALL" "$@"\n')
-    (tmp_path / "ncu").chmod(0o755)
+    ncu = executable(tmp_path / "ncu", '#!/bin/sh\nprintf "%s\\n" "LC_ALL=$LC_ALL" "$@"\n')
     (tmp_path / "a link").symlink_to(RECIPES / name)
-    variables = {"NCU": str(tmp_path / "ncu"), **variables}
+    variables = {"NCU": str(ncu), **variables}
     done = _run([str(tmp_path / "a link"), "--cache-control=none", "python", "a  b"], tmp_path, variables)
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
@@ -275,9 +262,7 @@ exit 7
 
 
 def test_what_the_gpu_does_not_give_is_left_out(tmp_path):
-    ncu = tmp_path / "ncu"
-    ncu.write_text(REFUSING)
-    ncu.chmod(0o755)
+    ncu = executable(tmp_path / "ncu", REFUSING)
     done = measured("-o", "layer", "-l", "a", "-s", "communication", "--", "true", cwd=tmp_path, NCU=str(ncu))
     assert done.returncode == 7  # the program's own
     assert [line.partition(": ")[2] for line in done.stderr.splitlines()] == [

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.cli import torchrun
+from support.cli import executable, torchrun
 from support.recipes import VERBS, dry_run, python, ranges
 
 TRAIN = """
@@ -155,9 +155,7 @@ def test_a_rank_that_is_killed(nsys, tmp_path):
     ],
 )
 def test_the_metrics_are_those_of_the_gpu_that_the_rank_sees(visible, local, device, tmp_path):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '5, GPU-aaaa'\necho '6, GPU-bbbb'\n")
-    tool.chmod(0o755)
+    executable(tmp_path / "nvidia-smi", "#!/bin/sh\necho '5, GPU-aaaa'\necho '6, GPU-bbbb'\n")
     variables = {"RANK": "9", "LOCAL_RANK": local, "CUDA_VISIBLE_DEVICES": visible}
     path = f"{tmp_path}:{os.environ['PATH']}"
     words = ("-r", "all", "-p", "metrics", "--", "true")

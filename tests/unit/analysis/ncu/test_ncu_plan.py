@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
-from support.cli import execute
+from support.cli import executable, execute
 from support.lane import examples
 
 import nvprof_kit
@@ -177,8 +177,7 @@ esac
 @pytest.fixture
 def script(llama_plan: nvprof_kit.NcuPlan, tmp_path: Path) -> Path:
     """A script of a plan beside a stand-in for ncu, which runs the program and leaves an empty report."""
-    (tmp_path / "ncu").write_text(NCU)
-    (tmp_path / "ncu").chmod(0o755)
+    executable(tmp_path / "ncu", NCU)
     path = tmp_path / "plan.sh"
     path.write_text(replace(llama_plan, invocations=(1, 7)).script("plan"))
     return path

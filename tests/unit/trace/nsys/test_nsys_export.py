@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from support.captures.as_folder import as_folder
 from support.captures.nsys_file import NsysFile
+from support.cli import executable
 
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError, ToolError
@@ -50,9 +51,8 @@ def install(
     kinds: str = "arrowdir, and parquetdir",
 ) -> None:
     (folder / "bin").mkdir(exist_ok=True)
-    script = folder / "bin" / "nsys"
-    script.write_text(NSYS.format(folder=folder, export=export.format(folder=folder), version=version, kinds=kinds))
-    script.chmod(0o755)
+    script = NSYS.format(folder=folder, export=export.format(folder=folder), version=version, kinds=kinds)
+    executable(folder / "bin" / "nsys", script)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
