@@ -208,8 +208,13 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
         ]
         try:
             if current_thread() is main_thread():  # what reads the export is imported meanwhile
+                mask = signal.pthread_sigmask(
+                    signal.SIG_BLOCK, {signal.SIGTERM}
+                )  # an import may swallow its SystemExit
                 import pandas  # noqa: F401
                 import pyarrow.parquet  # noqa: F401
+
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for process in processes:
                 assert process.stdout is not None
                 while chunk := os.read(process.stdout.fileno(), _MESSAGE_BYTES):
