@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -196,33 +195,31 @@ def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: floa
     return (str(excess.idxmax()), min(share, 1.0)) if share >= CAUSE_SHARE else ("", 0.0)
 
 
-COLUMNS: Columns = MappingProxyType(
-    {
-        "stage": Column("name of the stage", kind="str"),
-        "rank": Column("rank; missing in a row over all ranks"),
-        "calls": Column("number of calls"),
-        **{
-            f"{clock}_{name}_ns": Column(meaning.format(time=time, missing=missing), "ns")
-            for clock, time, missing in (
-                ("cpu", "CPU time", ""),
-                ("cuda", "GPU time between CUDA events", "; missing if not measured"),
-            )
-            for name, meaning in (
-                ("total", "{time}, sum over the calls{missing}"),
-                ("mean", "mean over the calls"),
-                ("median", "median"),
-                ("p95", "95th percentile"),
-                ("min", "minimum"),
-                ("max", "maximum"),
-            )
-        },
-        "skew_start_ns": Column("latest minus earliest start among the ranks, mean over the calls", "ns"),
-        "skew_ns": Column(
-            "longest minus shortest duration among the ranks, mean over the calls; GPU time if all calls have it", "ns"
-        ),
-        "slowest": Column("rank with the largest mean duration"),
-    }
-)
+COLUMNS: Columns = {
+    "stage": Column("name of the stage", kind="str"),
+    "rank": Column("rank; missing in a row over all ranks"),
+    "calls": Column("number of calls"),
+    **{
+        f"{clock}_{name}_ns": Column(meaning.format(time=time, missing=missing), "ns")
+        for clock, time, missing in (
+            ("cpu", "CPU time", ""),
+            ("cuda", "GPU time between CUDA events", "; missing if not measured"),
+        )
+        for name, meaning in (
+            ("total", "{time}, sum over the calls{missing}"),
+            ("mean", "mean over the calls"),
+            ("median", "median"),
+            ("p95", "95th percentile"),
+            ("min", "minimum"),
+            ("max", "maximum"),
+        )
+    },
+    "skew_start_ns": Column("latest minus earliest start among the ranks, mean over the calls", "ns"),
+    "skew_ns": Column(
+        "longest minus shortest duration among the ranks, mean over the calls; GPU time if all calls have it", "ns"
+    ),
+    "slowest": Column("rank with the largest mean duration"),
+}
 """Columns of `Timers.rows`."""
 
 CALL_COLUMNS: Columns = {

@@ -12,7 +12,6 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 Int64Array = npt.NDArray[np.int64]
 
-SUFFIXES: Mapping[str, tuple[str, ...]] = MappingProxyType({"json.gz": (".json.gz", ".gz"), "json": (".json",)})
+SUFFIXES: Mapping[str, tuple[str, ...]] = {"json.gz": (".json.gz", ".gz"), "json": (".json",)}
 """The suffixes of each format."""
 
 _BLOCK = 1 << 16

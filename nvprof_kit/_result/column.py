@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 Unit = Literal["", "ns", "bytes", "flop", "share", "percent", "gb_per_s", "tflops_per_s", "ppm"]
@@ -61,17 +60,15 @@ def column_of(columns: Columns, name: str) -> Column | None:
     return None if key is None else columns[key]
 
 
-FOLDED: Columns = MappingProxyType(
-    {
-        "folded_into": Column(
-            "the group of equal blocks that contains it, such as `model.layers.0-79`; '' if none (only with `--fold`)",
-            kind="str",
-        ),
-        "unlike": Column(
-            "how it differs from the other blocks of the group; '' if it does not (only with `--fold`)", kind="str"
-        ),
-    }
-)
+FOLDED: Columns = {
+    "folded_into": Column(
+        "the group of equal blocks that contains it, such as `model.layers.0-79`; '' if none (only with `--fold`)",
+        kind="str",
+    ),
+    "unlike": Column(
+        "how it differs from the other blocks of the group; '' if it does not (only with `--fold`)", kind="str"
+    ),
+}
 """The columns that ``--fold`` adds to rows of layers."""
 
 CAPTURE = Column("the file, with several captures", kind="str", fold="key")

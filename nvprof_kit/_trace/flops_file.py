@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.files.packed import read_packed
@@ -20,40 +19,32 @@ if TYPE_CHECKING:
 FORMAT = "nvprof_kit flops"
 VERSION = 3
 
-RANGES: Mapping[str, Column] = MappingProxyType(
-    {
-        "layer": Column("object", "the layer's path, `(none)` for a phase of the loop"),
-        "phase": Column("object", "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other`"),
-        "inside": Column("int64", "row of the layer's range around it, -1 at the top"),
-        "calls": Column("int64", "how often it was opened there"),
-        "fused_bytes": Column("float64", "least memory traffic of these calls, each fused into one"),
-    }
-)
+RANGES: Mapping[str, Column] = {
+    "layer": Column("object", "the layer's path, `(none)` for a phase of the loop"),
+    "phase": Column("object", "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other`"),
+    "inside": Column("int64", "row of the layer's range around it, -1 at the top"),
+    "calls": Column("int64", "how often it was opened there"),
+    "fused_bytes": Column("float64", "least memory traffic of these calls, each fused into one"),
+}
 """Columns of `FlopsFile.ranges`; a parent range comes before its children."""
 
-OPERATORS: Mapping[str, Column] = MappingProxyType(
-    {
-        "range": Column("int64", "row of the innermost range it ran in"),
-        "name": Column("object", "the operator, `aten::mm`"),
-        "dtype": Column(
-            "object", "type of the numbers it multiplies: `bf16`, `fp16`, `fp32`, `tf32`, `fp8`, `int8`, …"
-        ),
-        "runs": Column("int64", "how often it ran"),
-        "flops": Column("float64", "its floating point operations, all runs together; exact to 2**53"),
-        "least_flops": Column("float64", "the same without what a causal mask leaves out"),
-        "bytes": Column("float64", "bytes of its inputs and outputs, each storage once, all runs together"),
-        "dram_bytes": Column("float64", "bytes of these that the L2 cannot hold from one operator to the next"),
-    }
-)
+OPERATORS: Mapping[str, Column] = {
+    "range": Column("int64", "row of the innermost range it ran in"),
+    "name": Column("object", "the operator, `aten::mm`"),
+    "dtype": Column("object", "type of the numbers it multiplies: `bf16`, `fp16`, `fp32`, `tf32`, `fp8`, `int8`, …"),
+    "runs": Column("int64", "how often it ran"),
+    "flops": Column("float64", "its floating point operations, all runs together; exact to 2**53"),
+    "least_flops": Column("float64", "the same without what a causal mask leaves out"),
+    "bytes": Column("float64", "bytes of its inputs and outputs, each storage once, all runs together"),
+    "dram_bytes": Column("float64", "bytes of these that the L2 cannot hold from one operator to the next"),
+}
 """Columns of `FlopsFile.operators`."""
 
-UNKNOWN: Mapping[str, Column] = MappingProxyType(
-    {
-        "range": Column("int64", "row of the innermost range it ran in"),
-        "name": Column("object", "the operator, or what took its place"),
-        "runs": Column("int64", "how often it ran"),
-    }
-)
+UNKNOWN: Mapping[str, Column] = {
+    "range": Column("int64", "row of the innermost range it ran in"),
+    "name": Column("object", "the operator, or what took its place"),
+    "runs": Column("int64", "how often it ran"),
+}
 """Columns of `FlopsFile.unknown`: operators with an unknown number of floating point operations."""
 
 _DEEPEST = 500

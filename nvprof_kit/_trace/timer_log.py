@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.files.packed import read_packed
@@ -20,17 +19,15 @@ from nvprof_kit.issues import Issue
 if TYPE_CHECKING:
     import pandas as pd
 
-STAGES: Mapping[str, str] = MappingProxyType(
-    {
-        "rank": "rank (int64)",
-        "stage": "name of the stage (category)",
-        "call": "number of earlier calls of the stage on the rank (int64)",
-        "start_ns": "when it started, in ns since 1970 on the rank's own clock (int64)",
-        "end_ns": "when it ended (int64)",
-        "cpu_ns": "CPU time in ns (int64)",
-        "cuda_ns": "GPU time between the stage's two CUDA events in ns, NA if not measured (Int64)",
-    }
-)
+STAGES: Mapping[str, str] = {
+    "rank": "rank (int64)",
+    "stage": "name of the stage (category)",
+    "call": "number of earlier calls of the stage on the rank (int64)",
+    "start_ns": "when it started, in ns since 1970 on the rank's own clock (int64)",
+    "end_ns": "when it ended (int64)",
+    "cpu_ns": "CPU time in ns (int64)",
+    "cuda_ns": "GPU time between the stage's two CUDA events in ns, NA if not measured (Int64)",
+}
 """Columns of `TimerLogs.stages`."""
 
 _LINE = re.compile(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pandas as pd
@@ -38,34 +37,32 @@ class Rule(NamedTuple):
     min_share: float = 0.0
 
 
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        "launch": Rule(host_rules.launch),
-        "slow-host-layer": Rule(host_rules.slow_host_in_layer, 0.02),
-        "sync": Rule(host_rules.sync),
-        "dataloader": Rule(host_rules.dataloader, 0.01),
-        "host-busy": Rule(host_rules.host_busy, 0.01),
-        "allocation": Rule(host_rules.allocation, 0.005),
-        "loading": Rule(host_rules.loading, 0.01),
-        "gc": Rule(host_rules.garbage, 0.005),
-        "exposed-collectives": Rule(comm_rules.exposed_collectives),
-        "rank-wait": Rule(comm_rules.rank_waits),
-        "unstable-step": Rule(host_rules.unstable_step),
-        "copies": Rule(gpu_rules.copies),
-        "small-kernels": Rule(gpu_rules.small_kernels),
-        "unfused-chains": Rule(gpu_rules.unfused_chains, 0.02),
-        "tensor-copies": Rule(gpu_rules.tensor_copies),
-        "fp32-gemms": Rule(gpu_rules.fp32_gemms, 0.01),
-        "double-precision": Rule(gpu_rules.double_precision, 0.01),
-        "unfused-attention": Rule(gpu_rules.unfused_attention, 0.02),
-        "logits": Rule(gpu_rules.logits_of_all_tokens, 0.02),
-        "optimizer-loop": Rule(gpu_rules.optimizer_loop, 0.02),
-        "recompute": Rule(gpu_rules.recompute),
-        "outlier-layer": Rule(gpu_rules.outlier_layers, 0.002),
-        "gpu-metrics": Rule(metric_rules.bound),
-        "gpu-clocks": Rule(metric_rules.clocks),
-    }
-)
+RULES: Mapping[str, Rule] = {
+    "launch": Rule(host_rules.launch),
+    "slow-host-layer": Rule(host_rules.slow_host_in_layer, 0.02),
+    "sync": Rule(host_rules.sync),
+    "dataloader": Rule(host_rules.dataloader, 0.01),
+    "host-busy": Rule(host_rules.host_busy, 0.01),
+    "allocation": Rule(host_rules.allocation, 0.005),
+    "loading": Rule(host_rules.loading, 0.01),
+    "gc": Rule(host_rules.garbage, 0.005),
+    "exposed-collectives": Rule(comm_rules.exposed_collectives),
+    "rank-wait": Rule(comm_rules.rank_waits),
+    "unstable-step": Rule(host_rules.unstable_step),
+    "copies": Rule(gpu_rules.copies),
+    "small-kernels": Rule(gpu_rules.small_kernels),
+    "unfused-chains": Rule(gpu_rules.unfused_chains, 0.02),
+    "tensor-copies": Rule(gpu_rules.tensor_copies),
+    "fp32-gemms": Rule(gpu_rules.fp32_gemms, 0.01),
+    "double-precision": Rule(gpu_rules.double_precision, 0.01),
+    "unfused-attention": Rule(gpu_rules.unfused_attention, 0.02),
+    "logits": Rule(gpu_rules.logits_of_all_tokens, 0.02),
+    "optimizer-loop": Rule(gpu_rules.optimizer_loop, 0.02),
+    "recompute": Rule(gpu_rules.recompute),
+    "outlier-layer": Rule(gpu_rules.outlier_layers, 0.002),
+    "gpu-metrics": Rule(metric_rules.bound),
+    "gpu-clocks": Rule(metric_rules.clocks),
+}
 """The rules that need only a capture, by their names in `nvprof_kit._findings.RULES`."""
 
 _OF_HOST = ("launch", "host-busy", "sync", "allocation", "loading", "gc", "unstable-step")

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,22 +113,20 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
     return Attribution(ranges=ranges, layer_range=layers, phase=phases, step=steps, how=hows, replay=replays)
 
 
-OWNER_COLUMNS: Mapping[str, Column] = MappingProxyType(
-    {
-        "layer": Column("category", "module path of the layer, `(none)` outside layers"),
-        "phase": Column(
-            "category",
-            "`forward`, `backward` or `recompute`; outside layers the phase of the loop (`optimizer`, …) or `other`",
-        ),
-        "step": Column("Int64", "step number, NA outside steps"),
-        "kernel_class": Column("category", "kernel class: `gemm`, `attention`, `norm`, …"),
-        "how": Column(
-            "category",
-            "how it was attributed: by its `launch`, by the creation of its `graph node`, by the phase open on an "
-            "`other thread`, by the `structure` of the order of kernels, or `none`",
-        ),
-    }
-)
+OWNER_COLUMNS: Mapping[str, Column] = {
+    "layer": Column("category", "module path of the layer, `(none)` outside layers"),
+    "phase": Column(
+        "category",
+        "`forward`, `backward` or `recompute`; outside layers the phase of the loop (`optimizer`, …) or `other`",
+    ),
+    "step": Column("Int64", "step number, NA outside steps"),
+    "kernel_class": Column("category", "kernel class: `gemm`, `attention`, `norm`, …"),
+    "how": Column(
+        "category",
+        "how it was attributed: by its `launch`, by the creation of its `graph node`, by the phase open on an "
+        "`other thread`, by the `structure` of the order of kernels, or `none`",
+    ),
+}
 """The columns that `attributed` adds to those of `nvprof_kit._trace.schema.OPS`."""
 
 

@@ -15,7 +15,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -211,21 +210,17 @@ _CAUSAL = {
 }
 """Position of ``is_causal`` among the arguments of each attention and of its backward."""
 
-_FORMULAS: Mapping[str, Callable[[_Call], int]] = MappingProxyType(
-    {
-        **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"), _product),
-        **dict.fromkeys(
-            ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_"), lambda call: _product(call, 1)
-        ),
-        **dict.fromkeys(
-            ("convolution", "_convolution", "convolution_overrideable"),
-            lambda call: _conv(call.shape(0, 3), call.shape(1, 3), _convolved(call), bool(call.value(6))),
-        ),
-        "convolution_backward": _convolution_backward,
-        **dict.fromkeys(_CAUSAL, _attention),
-        **{f"{name}_backward": lambda call: _attention(call, 1) for name in _CAUSAL},
-    }
-)
+_FORMULAS: Mapping[str, Callable[[_Call], int]] = {
+    **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"), _product),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_"), lambda call: _product(call, 1)),
+    **dict.fromkeys(
+        ("convolution", "_convolution", "convolution_overrideable"),
+        lambda call: _conv(call.shape(0, 3), call.shape(1, 3), _convolved(call), bool(call.value(6))),
+    ),
+    "convolution_backward": _convolution_backward,
+    **dict.fromkeys(_CAUSAL, _attention),
+    **{f"{name}_backward": lambda call: _attention(call, 1) for name in _CAUSAL},
+}
 """Operations of one call by the operator's name."""
 
 
@@ -301,8 +296,7 @@ def _matrix(call: _Call, tensors: Sequence[_Tensor]) -> list[int]:
     return [prod(batch) * left.dims[-2] * right.dims[-1] * left.width]
 
 
-_RESULTS: Mapping[str, Callable[[_Call, Sequence[_Tensor]], list[int]]] = MappingProxyType(
-    {
+_RESULTS: Mapping[str, Callable[[_Call, Sequence[_Tensor]], list[int]]] = {
         r"mm|_int_mm|bmm|addmm|_addmm_activation|baddbmm": _matrix,
         r"_grouped_mm": lambda call, of: _matrix(call, of[:2]) * (
             of[2].dims[0] if len(of) > 2 and len(of[0].dims) == len(of[1].dims) == 2 else 1
@@ -330,8 +324,7 @@ _RESULTS: Mapping[str, Callable[[_Call, Sequence[_Tensor]], list[int]]] = Mappin
         r"arange|scalar_tensor|nonzero|masked_select|rand(int|perm)|topk|multinomial|bincount|unique.*|histc": (
             lambda call, of: []
         ),
-    }
-)  # fmt: skip
+    }  # fmt: skip
 """Bytes of the results of operators, by their names; of all others as of an elementwise one."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER, NO_PHASE,
 PARTS = ("compute_ns", "comm_ns", "copy_ns")
 """Columns that split `gpu_self_ns`; they exist only if the operations' names were read."""
 
-SPLITS: Mapping[str, str] = MappingProxyType({"class": "class_", "phase": "during_"})
+SPLITS: Mapping[str, str] = {"class": "class_", "phase": "during_"}
 """The further ways to split time, and the prefixes of their column names."""
 
 SPLIT_COLUMNS: Columns = {
@@ -52,34 +51,28 @@ SPLIT_COLUMNS: Columns = {
 }
 """Their columns and what they mean."""
 
-CARRIED: Columns = MappingProxyType(
-    {
-        "memory_begin_bytes": Column("bytes allocated at the begin of a call, median over calls", "bytes"),
-        "memory_end_bytes": Column("bytes allocated at the end of a call, median over calls", "bytes"),
-        "memory_retained_bytes": Column(
-            "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees",
-            "bytes",
-        ),
-        "memory_peak_bytes": Column(
-            "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
-            "maximum over the begins and ends of the call and of the layers inside it",
-            "bytes",
-        ),
-    }
-)
+CARRIED: Columns = {
+    "memory_begin_bytes": Column("bytes allocated at the begin of a call, median over calls", "bytes"),
+    "memory_end_bytes": Column("bytes allocated at the end of a call, median over calls", "bytes"),
+    "memory_retained_bytes": Column(
+        "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees",
+        "bytes",
+    ),
+    "memory_peak_bytes": Column(
+        "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
+        "maximum over the begins and ends of the call and of the layers inside it",
+        "bytes",
+    ),
+}
 """Columns from the marks in layer ranges; missing without marks."""
 
-TRACED: Columns = MappingProxyType(
-    {
-        "cuda_alloc_bytes": Column(
-            "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes"
-        ),
-        "cuda_free_bytes": Column("bytes freed by CUDA (`cudaFree`) in the layer, without nested layers", "bytes"),
-    }
-)
+TRACED: Columns = {
+    "cuda_alloc_bytes": Column("bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes"),
+    "cuda_free_bytes": Column("bytes freed by CUDA (`cudaFree`) in the layer, without nested layers", "bytes"),
+}
 """Columns from CUDA allocations; missing if nsys did not trace them."""
 
-MEMORY: Columns = MappingProxyType({**CARRIED, **TRACED})
+MEMORY: Columns = {**CARRIED, **TRACED}
 """All columns of memory."""
 
 

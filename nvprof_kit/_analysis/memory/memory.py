@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -30,31 +29,25 @@ if TYPE_CHECKING:
 
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
-HOLDERS: Columns = MappingProxyType(
-    {
-        "layer": Column("module path of the layer that allocated it, `(none)` outside layers", kind="str"),
-        "phase": Column(
-            "`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`", kind="str"
-        ),
-        "bytes": Column("bytes held at the peak", "bytes"),
-        "blocks": Column("number of blocks"),
-        "largest_bytes": Column("size of the largest", "bytes", fold="max"),
-        "share": Column("`bytes` divided by the peak", "share", kind="float"),
-    }
-)
+HOLDERS: Columns = {
+    "layer": Column("module path of the layer that allocated it, `(none)` outside layers", kind="str"),
+    "phase": Column("`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`", kind="str"),
+    "bytes": Column("bytes held at the peak", "bytes"),
+    "blocks": Column("number of blocks"),
+    "largest_bytes": Column("size of the largest", "bytes", fold="max"),
+    "share": Column("`bytes` divided by the peak", "share", kind="float"),
+}
 """Columns of `Memory.layer`; `Memory.stack` and `Memory.size` have ``stack`` or ``size`` in place of the first two."""
 
-LEAKS: Columns = MappingProxyType(
-    {
-        "layer": Column("module path of the layer that allocated it", kind="str"),
-        "phase": Column("phase of the layer, or of the loop", kind="str"),
-        "stack": Column("call stack of the allocation", kind="str"),
-        "steps": Column("number of steps that left blocks behind"),
-        "blocks": Column("number of blocks left behind"),
-        "bytes": Column("bytes left behind", "bytes"),
-        "bytes_per_step": Column("mean over these steps", "bytes", kind="float"),
-    }
-)
+LEAKS: Columns = {
+    "layer": Column("module path of the layer that allocated it", kind="str"),
+    "phase": Column("phase of the layer, or of the loop", kind="str"),
+    "stack": Column("call stack of the allocation", kind="str"),
+    "steps": Column("number of steps that left blocks behind"),
+    "blocks": Column("number of blocks left behind"),
+    "bytes": Column("bytes left behind", "bytes"),
+    "bytes_per_step": Column("mean over these steps", "bytes", kind="float"),
+}
 """Columns of `Memory.leak`."""
 
 COLUMNS: Mapping[str, Columns] = {

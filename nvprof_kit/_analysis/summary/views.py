@@ -7,7 +7,6 @@ individual items (operator, kernel, memory, user), each item counts in full.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -220,5 +219,5 @@ def _nested_sums(nesting: Nesting, inner: Int64Array, duration: Int64Array) -> I
 
 
 _VIEWS = (device, overview, model, distributed, operator, kernel, memory, user)
-VIEWS: Mapping[str, Callable[[Facts], pd.DataFrame]] = MappingProxyType({view.__name__: view for view in _VIEWS})
+VIEWS: Mapping[str, Callable[[Facts], pd.DataFrame]] = {view.__name__: view for view in _VIEWS}
 """The views by name."""

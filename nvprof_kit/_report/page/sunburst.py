@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from nvprof_kit._report.page.template import render
@@ -16,15 +15,13 @@ Row = Sequence[Any]
 Point = tuple[str, str, Sequence[Row]]
 """A time point: name, compute device, rows."""
 
-PAGES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "params": ("params_memory_sunburst.html", "Parameters"),
-        "grads": ("grads_memory_sunburst.html", "Gradients"),
-        "os_params": ("os_params_memory_sunburst.html", "Optimizer's copies of parameters"),
-        "os_state": ("os_memory_sunburst.html", "Optimizer state"),
-        "activation": ("activation_memory_sunburst.html", "Activations kept for the backward pass"),
-    }
-)
+PAGES: Mapping[str, tuple[str, str]] = {
+    "params": ("params_memory_sunburst.html", "Parameters"),
+    "grads": ("grads_memory_sunburst.html", "Gradients"),
+    "os_params": ("os_params_memory_sunburst.html", "Optimizer's copies of parameters"),
+    "os_state": ("os_memory_sunburst.html", "Optimizer state"),
+    "activation": ("activation_memory_sunburst.html", "Activations kept for the backward pass"),
+}
 """File name and title of the page of each kind."""
 
 SUMMARY = "summary_sunburst.html"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from nvprof_kit._report.text.texts import fit, is_missing
@@ -16,9 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PHASE_COLOURS: Mapping[str, str] = MappingProxyType(
-    {"forward": "#0072B2", "backward": "#E69F00", "recompute": "#009E73", "other": "#8C8C8C"}
-)
+PHASE_COLOURS: Mapping[str, str] = {
+    "forward": "#0072B2",
+    "backward": "#E69F00",
+    "recompute": "#009E73",
+    "other": "#8C8C8C",
+}
 """Color of each phase."""
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C", "#444444")

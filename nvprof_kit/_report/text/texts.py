@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -133,19 +132,17 @@ def is_missing(value: Any) -> bool:
     return value is None or str(value) in ("<NA>", "nan", "NaT")
 
 
-BY_ENDING: Mapping[str, Callable[[Any], str]] = MappingProxyType(
-    {
-        "_at_ns": lambda ns: f"{ns / 1e9:.6f} s",
-        "delay_ns": lambda ns: f"{ns / 1000:,.1f} µs",
-        "_ns": lambda ns: MS(round(ns)),
-        **dict.fromkeys(
-            ("share", "ratio", "utilisation", "hidden", "covered", "of_link", "of_limit", "fragmentation"), percent
-        ),
-        "gb_per_s": rate_cell,
-        **dict.fromkeys(("bytes", "bytes_per_step"), mb_cell),
-        "address": hex,
-    }
-)
+BY_ENDING: Mapping[str, Callable[[Any], str]] = {
+    "_at_ns": lambda ns: f"{ns / 1e9:.6f} s",
+    "delay_ns": lambda ns: f"{ns / 1000:,.1f} µs",
+    "_ns": lambda ns: MS(round(ns)),
+    **dict.fromkeys(
+        ("share", "ratio", "utilisation", "hidden", "covered", "of_link", "of_limit", "fragmentation"), percent
+    ),
+    "gb_per_s": rate_cell,
+    **dict.fromkeys(("bytes", "bytes_per_step"), mb_cell),
+    "address": hex,
+}
 """How the value of a column is written, by the end of the column's name."""
 
 

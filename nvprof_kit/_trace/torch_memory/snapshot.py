@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.annotations import loop_annotation
@@ -31,43 +30,37 @@ if TYPE_CHECKING:
 
 _SIZES = (0, LARGEST_BYTES)
 
-EVENTS: Mapping[str, Column] = MappingProxyType(
-    {
-        "device": Column("int64", "device ordinal"),
-        "action": Column("category", "alloc, free_requested, free_completed, segment_alloc, segment_free, oom, …"),
-        "addr": Column("int64", "address; 0 for an oom"),
-        "size_bytes": Column("int64", "requested bytes", bounds=_SIZES),
-        "stream": Column("int64", "stream of the allocation"),
-        "time_ns": Column("int64", "time in ns since 1970, 0 if not recorded"),
-        "label": Column("category", "annotation that was open, with layer and phase; '' if none"),
-        "stack": Column("int64", "number of the call stack of an allocation, -1 if not recorded"),
-    }
-)
+EVENTS: Mapping[str, Column] = {
+    "device": Column("int64", "device ordinal"),
+    "action": Column("category", "alloc, free_requested, free_completed, segment_alloc, segment_free, oom, …"),
+    "addr": Column("int64", "address; 0 for an oom"),
+    "size_bytes": Column("int64", "requested bytes", bounds=_SIZES),
+    "stream": Column("int64", "stream of the allocation"),
+    "time_ns": Column("int64", "time in ns since 1970, 0 if not recorded"),
+    "label": Column("category", "annotation that was open, with layer and phase; '' if none"),
+    "stack": Column("int64", "number of the call stack of an allocation, -1 if not recorded"),
+}
 """Columns of `Snapshot.events`; rows in the order of each device's events."""
 
-SEGMENTS: Mapping[str, Column] = MappingProxyType(
-    {
-        "device": Column("int64", "device ordinal"),
-        "address": Column("int64", "start address"),
-        "total_bytes": Column("int64", "size as reserved from CUDA", bounds=_SIZES),
-        "allocated_bytes": Column("int64", "the part in allocated blocks", bounds=_SIZES),
-        "active_bytes": Column("int64", "the part in blocks that are allocated, or wait for a stream", bounds=_SIZES),
-        "kind": Column("category", "small, large, or expandable"),
-        "stream": Column("int64", "stream that it belongs to"),
-        "pool": Column("category", "memory pool; (0, 0) is the default pool"),
-    }
-)
+SEGMENTS: Mapping[str, Column] = {
+    "device": Column("int64", "device ordinal"),
+    "address": Column("int64", "start address"),
+    "total_bytes": Column("int64", "size as reserved from CUDA", bounds=_SIZES),
+    "allocated_bytes": Column("int64", "the part in allocated blocks", bounds=_SIZES),
+    "active_bytes": Column("int64", "the part in blocks that are allocated, or wait for a stream", bounds=_SIZES),
+    "kind": Column("category", "small, large, or expandable"),
+    "stream": Column("int64", "stream that it belongs to"),
+    "pool": Column("category", "memory pool; (0, 0) is the default pool"),
+}
 """Columns of `Snapshot.segments`: memory reserved from CUDA at the time of the snapshot."""
 
-BLOCKS: Mapping[str, Column] = MappingProxyType(
-    {
-        "segment": Column("int64", "row of its segment"),
-        "address": Column("int64", "start address"),
-        "size_bytes": Column("int64", "size", bounds=_SIZES),
-        "requested_bytes": Column("int64", "requested size, before rounding"),
-        "state": Column("category", "active_allocated, active_pending_free, or inactive"),
-    }
-)
+BLOCKS: Mapping[str, Column] = {
+    "segment": Column("int64", "row of its segment"),
+    "address": Column("int64", "start address"),
+    "size_bytes": Column("int64", "size", bounds=_SIZES),
+    "requested_bytes": Column("int64", "requested size, before rounding"),
+    "state": Column("category", "active_allocated, active_pending_free, or inactive"),
+}
 """Columns of `Snapshot.blocks`: the division of the segments at the time of the snapshot."""
 
 _LATEST_US = 1 << 52
