@@ -6,7 +6,9 @@ A program is a list of statements, and a statement is the name of a method of `W
 import contextlib
 import dataclasses
 import gc
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -236,6 +238,23 @@ def run(program: Program) -> tuple[list[Any], list[str]]:
     left = [] if session.backend is None else list(map(repr, session.backend.thread.position.owners))
     session.deactivate()
     return log, left
+
+
+def leaks(program: Program, times: int) -> dict[str, int]:
+    """What many runs leak: Python objects, and bytes of memory."""
+
+    def counts() -> tuple[int, int]:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE")
+
+    for _ in range(8):
+        run(program)
+    objects, memory = counts()
+    for _ in range(times):
+        run(program)
+    more_objects, more_memory = counts()
+    return {"objects": more_objects - objects, "bytes": more_memory - memory}
 
 
 CHECKPOINTED = ["checkpoint", 0, -1, True], ["checkpoint", 1, -1, False], ["module", 2, -1, False]

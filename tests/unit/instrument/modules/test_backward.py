@@ -1,8 +1,7 @@
 """Backward passes of every kind: nested, aborted, repeated, partial, on no gradients at all."""
 
-import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from model_zoo import make
 from torch import nn
 
 from nvprof_kit import annotate_model, layer_range, phase, step
-from nvprof_kit._instrument import session
 
 
 def lines_of(sink, what: str) -> list[str]:
@@ -36,72 +34,6 @@ def test_backward_nests_in_reverse(sink):
         "        1.0 backward",
         "      0 backward",
     ]
-
-
-class Scrambled(nn.Module):
-    """A module of random operators before, between and after its nested modules: residuals, gates, several outputs and
-    inputs, and inputs that it cuts off the graph. It notes its calls' first and last autograd node.
-    """
-
-    def __init__(self, rng: random.Random, depth: int, calls: list[tuple[int, int, nn.Module]]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-        self.inner = nn.ModuleList(Scrambled(rng, depth - 1, calls) for _ in range(rng.randint(1, 3) if depth else 0))
-        kinds = ("scale", "sin", "residual", "gate", "use", "side", "view")
-        self.sections = [rng.choices(kinds, k=rng.randint(0, 3)) for _ in range(len(self.inner) + 1)]
-        self.passes, self.cuts = rng.choice([(), ("side",), ("gate", "side")]), rng.random() < 0.2
-        self.returns_pair, self.calls = rng.random() < 0.4, calls
-
-    def forward(self, x: torch.Tensor, **others: torch.Tensor) -> object:
-        first = torch.autograd._get_sequence_nr()
-        x = x.detach() * self.weight if self.cuts else sum(others.values(), x)
-        values = {"residual": x, "gate": torch.ones(2), "side": x * 2}
-        for operators, inner in zip(self.sections, [*self.inner, None], strict=True):
-            for operator in operators:
-                if operator in ("residual", "use"):
-                    x = x + values["residual"] if operator == "residual" else x * values["gate"]
-                else:
-                    y = x * self.weight if operator == "scale" else x.view(-1) if operator == "view" else x.sin()
-                    values, x = (values | {operator: y}, x) if operator in values else (values, y)
-            if inner is not None:
-                x = inner(x, **{name: values[name] for name in inner.passes})
-                x, values["side"] = x if isinstance(x, tuple) else (x, values["side"])
-        outputs = (x, values["side"]) if self.returns_pair else x
-        self.calls.append((first, torch.autograd._get_sequence_nr(), self))
-        return outputs
-
-
-def nodes_of(node: torch.autograd.graph.Node | None, seen: set[object]) -> Iterator[torch.autograd.graph.Node]:
-    if node is not None and node not in seen:
-        seen.add(node)
-        yield node
-        for inner, _ in node.next_functions:
-            yield from nodes_of(inner, seen)
-
-
-@pytest.mark.parametrize("first_seed", range(0, 100, 25))
-def test_each_node_runs_in_the_range_of_the_call_that_made_it(first_seed: int, sink) -> None:
-    for seed in range(first_seed, first_seed + 25):
-        calls: list[tuple[int, int, nn.Module]] = []
-        model = Scrambled(random.Random(seed), 2, calls)
-        paths = {module: path for path, module in model.named_modules()} | {model: "Scrambled"}
-        ran: list[tuple[str, str | None]] = []
-
-        def run(path: str, ran: list[tuple[str, str | None]] = ran) -> None:
-            at = session.backend.thread.position.at
-            ran.append((path, at and at.layer.path))
-
-        with annotate_model(model, depth="leaf", steps=False):
-            outputs = model(torch.ones(2, requires_grad=True) * 1)
-            loss = sum(outputs).sum() if isinstance(outputs, tuple) else outputs.sum()
-            for node in nodes_of(loss.grad_fn, set()):
-                number = node._sequence_nr()
-                makers = [(end - first, paths[module]) for first, end, module in calls if first <= number < end]
-                for _, path in sorted(makers)[:1]:
-                    node.register_prehook(lambda _grads, path=path: run(path))
-            loss.backward()
-        assert len(ran) > 1
-        assert [made_by for made_by, _ in ran] == [ran_in for _, ran_in in ran]
 
 
 def test_aborted_backward_leaves_nothing_open(sink):

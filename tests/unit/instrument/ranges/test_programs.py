@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from model_zoo import ZOO, make
 from support.lane import examples
@@ -103,15 +103,17 @@ class Probe(torch.autograd.Function):
 
 calls_of_layers = st.recursive(
     st.tuples(st.just("node"), indices, indices),
-    lambda inner: st.tuples(st.just("call"), indices, indices, st.lists(inner, min_size=1, max_size=4)),
+    lambda inner: st.tuples(st.just("call"), indices, indices, st.lists(inner, min_size=1, max_size=4), st.booleans()),
     max_leaves=12,
 )
 
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(calls_of_layers, min_size=1, max_size=4), st.booleans())
+@example([("node", 0, 0), ("node", 0, 0), ("call", -1, -1, [("node", 0, 0)], True), ("node", 2, -1)], True)
 def test_a_node_runs_backward_in_the_calls_that_made_it(sink, program, in_a_model):
-    """Random layers in layers, with skip connections over any of them, by arguments; each returns what it made last.
+    """Random layers in layers, with skip connections over any of them, by arguments; each returns what it made last,
+    and some detach their arguments.
 
     Of nodes outside all layers nothing is asked: one from before a layer that only nodes after it use runs in it.
     """
@@ -127,16 +129,17 @@ def test_a_node_runs_backward_in_the_calls_that_made_it(sink, program, in_a_mode
                 continue
             layer = f"layer {next(numbers)}"
 
-            def call(*inputs: torch.Tensor, body: Any = arguments[2], layer: str = layer) -> torch.Tensor:
+            def call(*inputs: torch.Tensor, body: Any = arguments[2:], layer: str = layer) -> torch.Tensor:
                 calls.append(layer)
-                made = run(body, list(inputs))
+                statements, detaches = body
+                made = run(statements, [x.detach().requires_grad_() if detaches else x for x in inputs])
                 calls.pop()
                 return made
 
             tensors.append(layer_range(layer)(call)(left, right))
         return tensors[-1]
 
-    program = [("call", 0, 0, program)] if in_a_model else program
+    program = [("call", 0, 0, program, False)] if in_a_model else program
     run(program, [torch.ones(1, requires_grad=True)]).backward()
     assert all(made_in == ran_in for made_in, ran_in in seen if made_in), seen
 
