@@ -1,6 +1,7 @@
 """Lanes, fixtures for Nsight Systems and golden files, and the list of tests that are rerun."""
 
 import fcntl
+import gc
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.golden import Golden
-from support.lane import FULL, examples
+from support.lane import FAST, FULL, examples, fast_lane
 
 # how long an example takes says more of the machine than of the code
 settings.register_profile(
@@ -60,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only the full lane runs; say which tests run in one worker, and which run again."""
+    """Leave out what this lane does not run; say which tests run in one worker, and which run again."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "chromium" in fixtures:
@@ -71,9 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group("nsys" if with_nsys else item.nodeid.partition("::")[0]))
         if with_nsys:  # nsys loses its agent, or fails in its importer, in a few of some thousand runs
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
-    if not FULL:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    chosen = items if FULL else [item for item in items if not item.get_closest_marker("full")]
+    if FAST:
+        chosen = fast_lane(chosen)
+    config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
+    items[:] = chosen
+
+
+def pytest_collection_finish() -> None:
+    """Let no later collection of garbage look at what has been imported, which stays."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

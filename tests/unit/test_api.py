@@ -133,6 +133,7 @@ def test_every_name_is_there_and_says_what_it_is(name):
     assert inspect.getdoc(getattr(nvprof_kit, name))
 
 
+@pytest.mark.slow
 def test_a_strictly_typed_program_passes_without_any(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

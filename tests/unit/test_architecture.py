@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -60,9 +60,11 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
     """Modules of the package that a file imports, at whatever place in it."""
     here = module_name(path).split(".")[:-1]
+    imported = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -74,9 +76,9 @@ def imports(path: Path) -> Iterator[str]:
             names = [name for name in names if name != module or len(names) == 1]
         else:
             continue
-        for name in names:
-            if name.split(".")[0] == "nvprof_kit":
-                yield name.partition(".")[2] or "__init__"
+        ours = [name for name in names if name.split(".")[0] == "nvprof_kit"]
+        imported += [name.partition(".")[2] or "__init__" for name in ours]
+    return imported
 
 
 def is_module(dotted: str) -> bool:

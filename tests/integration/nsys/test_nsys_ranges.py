@@ -132,6 +132,7 @@ def nesting(ranges: list[Recorded]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.fast
 @pytest.mark.every_nsys
 def test_ranges_are_recorded(nsys, tmp_path):
     recorded = read(profile(nsys, tmp_path, PROGRAM))

@@ -14,6 +14,8 @@ from support.torch_release import STACKS
 import nvprof_kit
 from nvprof_kit.integrations.annotate import SITE, environment
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import sys
 import torch
@@ -108,7 +110,6 @@ def test_a_training_is_ranged_without_a_line(tmp_path):
     assert {f"nvprof_kit:{name}" for name in wanted} <= names
 
 
-@pytest.mark.slow
 def test_a_program_without_a_model_is_told_so_once():
     child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
     done = run("-c", child)
@@ -140,7 +141,6 @@ def test_the_environment_keeps_what_is_there():
 
 
 @STACKS
-@pytest.mark.slow
 def test_a_recording_with_stacks_knows_the_modules(tmp_path):
     """PyTorch's tracer of Python takes the callable of every module by the code of ``nn.Module.__call__``."""
     trace = tmp_path / "run.json.gz"
@@ -152,7 +152,6 @@ def test_a_recording_with_stacks_knows_the_modules(tmp_path):
     assert "nvprof_kit:forward:layers.1" in names and "nn.Module: Linear_1" in names
 
 
-@pytest.mark.slow
 @STACKS
 def test_rows_of_stacks_have_the_names_of_the_model(tmp_path):
     """PyTorch names a module by class and number; a model that the program does not annotate is annotated."""

@@ -14,6 +14,7 @@ import nvprof_kit
 DATA = Path(__file__).parents[3] / "data"
 
 
+@pytest.mark.slow
 def test_faults_of_made_up_programs_are_found_and_no_others(tmp_path):
     rules = by_rule(list(made_up(tmp_path, range(20))))
     right, missed, wrong = (sum(column) for column in zip(*rules.values(), strict=True))

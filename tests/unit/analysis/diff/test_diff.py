@@ -348,6 +348,7 @@ TRIALS = 200
 
 
 @pytest.mark.parametrize("runs", [(1, 1), (3, 2)])
+@pytest.mark.slow
 def test_ten_percent_are_found_in_five_steps_with_one_percent_of_noise(runs):
     told = rates(TRIALS, Program(layers=12), slow=1.1, limit=0.05, runs=runs, seed=1)
     assert told.found >= 0.95
@@ -357,6 +358,7 @@ def test_ten_percent_are_found_in_five_steps_with_one_percent_of_noise(runs):
 @pytest.mark.parametrize(
     ("layers", "limit", "runs"), [(12, 0.1, (1, 1)), (1, 0.05, (1, 1)), (12, 0.05, (3, 2)), (1, 0.05, (2, 2))]
 )
+@pytest.mark.slow
 def test_gates_on_identical_programs_hold(layers, limit, runs):
     told = rates(TRIALS, Program(layers=layers), limit=limit, runs=runs, seed=2)
     assert told.fails_slower + told.fails_undecided <= 0.05
@@ -396,6 +398,7 @@ def run(number: int) -> nvprof_kit.Capture:
     return nvprof_kit.open(DATA / f"same/llama{number}-2024.2.sqlite.xz")
 
 
+@pytest.mark.slow
 def test_no_gate_fails_between_runs_of_one_program():
     itself = run(0).diff(run(0))
     assert (itself.rows["change_ns"] == 0).all() and not len(itself.kernels)

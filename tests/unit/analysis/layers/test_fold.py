@@ -3,6 +3,7 @@
 import pandas as pd
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.lane import examples
 
 from nvprof_kit._analysis.layers.fold import fold_ranked, fold_tree
 from nvprof_kit._result.column import Column
@@ -61,7 +62,7 @@ def test_nested_lists_fold_together():
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000), st.booleans()), max_size=20),
     st.sampled_from([True, False, None]),

@@ -57,6 +57,7 @@ def test_a_schedule_counts_an_optimizers_steps(tmp_path):
     assert ours(tmp_path / "run.json", "phase:after") == ["nvprof_kit:phase:after 2", "nvprof_kit:phase:after 3"]
 
 
+@pytest.mark.slow
 def test_a_schedule_counts_the_steps_of_the_program_up_to_its_last(tmp_path):
     done = recorded(tmp_path, STEPS, "--schedule", "5:6")
     assert done.stderr.splitlines() == told(done)  # none of the lines that Kineto logs

@@ -71,6 +71,7 @@ assert "torch" not in sys.modules
     assert python(program, NVPROF_KIT="on") == ""
 
 
+@pytest.mark.slow
 def test_the_recorder_wakes_and_quietens():
     program = """
 import torch, json, tempfile, os

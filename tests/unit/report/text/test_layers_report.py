@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import rich.jupyter
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 from support.data import DATA
@@ -147,7 +147,6 @@ def test_times(times, steps, printed, capture):
     assert [row[2] for row in cells(layers_of(capture, *times, steps=steps))] == printed
 
 
-@settings(max_examples=50, deadline=None)
 @given(times=st.lists(st.integers(1, 10**15), min_size=1, max_size=6))
 def test_percentages_always_add_up(times, capture):
     shares = [row[4].removesuffix(" %") for row in cells(layers_of(capture, *times))]

@@ -150,6 +150,7 @@ def doubled(levels: int) -> Any:
     return pair
 
 
+@pytest.mark.slow
 def test_what_never_ends_is_ended(tmp_path):
     """A key whose hash takes 2 ** 60 steps hangs in the middle of loading, where nothing can be checked. A limit of the
     shell that is lower than the loader's holds.
