@@ -83,7 +83,7 @@ reveal_type(nvprof_kit.open_timers("logs/").timers("rank").to_frame())  # pandas
 reveal_type(nvprof_kit.doctor().ok)  # bool
 with nvprof_kit.step(1), nvprof_kit.phase("forward"):
     pass
-nvprof_kit.nosuch
+nvprof_kit.nosuch  # type: ignore[attr-defined]
 """
 
 CALLS = {

@@ -147,6 +147,7 @@ def test_processes_that_run_beside_each_other_leave_a_trace_each(options, tmp_pa
 def test_signals_wait_while_a_trace_is_written():
     came = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background has another
     try:
         with pytest.raises(KeyboardInterrupt), waiting_signals():
             signal.raise_signal(signal.SIGTERM)
@@ -157,6 +158,7 @@ def test_signals_wait_while_a_trace_is_written():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.mark.slow
