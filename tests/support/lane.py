@@ -14,9 +14,9 @@ FULL = os.environ.get("NVPROF_KIT_FULL") == "1"
 """Run the tests marked ``full`` too, every test of nsys with every release, and many random cases."""
 
 CAPTURES = {
-    # annotated: eager, CUDA graphs, compiled, checkpointed, of a job, without a loop, with memory, with counters
-    *("eager-2024.2", "graph-2023.4", "compile-graphs-parts-2024.2", "checkpoint-2023.4", "hooks-ddp-2024.2"),
-    *("generate-2024.2", "caching-2024.2", "llama-2023.4"),
+    # annotated: eager, compiled to CUDA graphs, checkpointed, of a job, generating, with memory
+    *("eager-2024.2", "compile-graphs-parts-2024.2", "checkpoint-2023.4"),
+    *("hooks-ddp-2024.2", "generate-2024.2", "caching-2024.2"),
     # of PyTorch's profiler, of other programs, without any range
     *("fsdp.rank0", "video", "kineto-modules", "emit-nvtx-2024.2", "qwen3-capture", "bert", "llama-graph", "decode"),
     # jobs: of each kind of parallelism, one with a planted fault

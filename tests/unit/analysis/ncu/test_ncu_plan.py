@@ -288,6 +288,7 @@ def test_the_plan_of_today(trace):
     assert seconds[0] == pytest.approx(42.3, rel=0.15)
 
 
+@pytest.mark.slow
 def test_the_table_of_docs_is_what_ncu_measured_beside_what_was_counted():
     """Traffic at least as counted, and operations of products exactly or up to 4 % more: exit 0."""
     root = Path(__file__).parents[4]

@@ -130,6 +130,7 @@ def test_every_planted_fault_is_named(unpacked, name):
         assert waits["cause"][0] == "start_up" and waits["wait_ns"][0] > 50e6
 
 
+@pytest.mark.slow
 def test_the_cost_is_what_the_program_wrote_down(unpacked):
     """The eight matrix products took 11.2 to 11.4 ms by CUDA events, the sleeps 25 ms."""
     assert 10.5e6 < opened(unpacked, "fsdp-backward").verdict.cost_ns_per_step < 12.5e6
