@@ -444,6 +444,8 @@ TRAFFIC: dict[str, tuple[Callable[[torch.Tensor], object], dict[str, tuple[int, 
 
 @pytest.mark.parametrize(("run", "expected"), TRAFFIC.values(), ids=TRAFFIC)
 def test_traffic_is_each_storage_once_an_operator(run, expected, tmp_path):
+    if "aten::_grouped_mm" in expected and not hasattr(torch, "_grouped_mm"):
+        pytest.skip("this PyTorch has no grouped product")
     x = torch.ones(LARGE)
     assert {name: sums for name, sums in traffic(counted(tmp_path, lambda: run(x))).items() if sums[0] > 8} == expected
 
@@ -455,6 +457,7 @@ def test_a_causal_mask_leaves_half_of_the_scores(tmp_path):
     assert row["flops"] == 4 * 2 * 64 * 64 * 16 and row["least_flops"] == row["flops"] * 65 // 128
 
 
+@pytest.mark.skipif(torch.__version__ < "2.5", reason="this PyTorch has no grouped queries")
 @pytest.mark.parametrize("backward", [False, True])
 def test_grouped_queries_are_counted_by_any_release(backward, tmp_path):
     query, key = torch.ones(2, 8, 16, 4, requires_grad=True), torch.ones(2, 2, 32, 4, requires_grad=True)
