@@ -14,7 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from nvprof_kit._analysis.diff.gates import parse_gate
+from nvprof_kit._api.tables import Tables, optional_columns, run_query
+from nvprof_kit._result.result import Plot, RowOptions
+from nvprof_kit._result.writer import Document
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect, recognised
+from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
@@ -35,11 +40,8 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.plan import NcuPlan
     from nvprof_kit._analysis.summary.summary import Summary
     from nvprof_kit._analysis.timeline import Timeline
-    from nvprof_kit._api.tables import Tables
     from nvprof_kit._ranks.verdict import Judged
     from nvprof_kit._report.page.page import Sheet
-    from nvprof_kit._result.result import Plot, RowOptions
-    from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.schema import CaptureInfo, Trace
 
     Steps = StepOptions | int | str | range | None
@@ -449,8 +451,6 @@ class Capture:
             CaptureError: The captures cannot be compared: different GPU, tool or part of the loop, or too few steps.
             UsageError: A gate matches no row, or none of the requested steps is in a capture.
         """
-        from nvprof_kit._analysis.diff.gates import parse_gate
-
         gates = [parse_gate(limit) for limit in fail_on]
         news = [new] if isinstance(new, (Capture, str, Path)) else new
         sides = [
@@ -486,7 +486,6 @@ class Capture:
         """
         drawn, info = self._timeline(_steps(steps), typical=True)
         from nvprof_kit._report.plots.timeline import timeline_figure
-        from nvprof_kit._result.result import Plot
 
         return Plot(timeline_figure(drawn, info.gpus, depth), drawn.ops, info.warnings, sources=self.sources)
 
@@ -506,7 +505,6 @@ class Capture:
         captures = [self] if other is None else [self, other if isinstance(other, Capture) else self._like(other)]
         sheets = [capture._sheet(_steps(steps), len(captures)) for capture in captures]
         from nvprof_kit._report.page.page import report_page
-        from nvprof_kit._result.writer import Document
 
         sources = tuple(source for capture in captures for source in capture.sources)
         warnings = as_issues("flops", [warning for _, unfit in sheets for warning in unfit])
@@ -525,7 +523,6 @@ class Capture:
         _among(data_format, get_args(TraceForm), "form of a trace")
         timeline, info = self._timeline(_steps(steps))
         from nvprof_kit._report.export import SUFFIXES, trace_events
-        from nvprof_kit._result.writer import Document
 
         return Document(
             lambda: trace_events(timeline, info, data_format), SUFFIXES[data_format], self.sources, info.warnings
@@ -597,8 +594,6 @@ class Capture:
     @cached_property
     def tables(self) -> Tables:
         """The capture's tables by name, as DataFrames; each is read on first access."""
-        from nvprof_kit._api.tables import Tables
-
         return Tables(lambda optional: self._operations(optional, cpu_only=True), lambda: self._operators)
 
     def sql(self, query: str) -> pd.DataFrame:
@@ -612,9 +607,7 @@ class Capture:
         Raises:
             UsageError: The query is invalid, does not only read, or accesses files or the network.
         """
-        from nvprof_kit._api.tables import answer
-
-        return answer(query, self.tables)
+        return run_query(query, self.tables)
 
     # ---------------------------------------------------------------- what is read
 
@@ -656,7 +649,6 @@ class Capture:
                 trace = name_blocks(trace, self._model)
             self._attributed_ops = Operations(trace, self._kernel_rules)
         elif missing:
-            from nvprof_kit._api.tables import optional_columns
             from nvprof_kit._trace.open import open_more
 
             if self.path.suffix == ".xz" or not self._attributed_ops.trace.info.tool.startswith("nsys"):
@@ -751,7 +743,6 @@ def read_rules(named: str | Path | Rules | None) -> Rules | None:
     if not isinstance(named, (str, Path)):
         return named
     from nvprof_kit._analysis.foreign.rules import parse_rules, preset, presets
-    from nvprof_kit._trace.files.packed import read_packed
 
     if str(named) in presets():
         return preset(str(named))

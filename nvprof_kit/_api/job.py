@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._api.capture import Capture, domain_of, read_rules
+from nvprof_kit._result.writer import Document
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, as_issues, listing, plural
 from nvprof_kit.names import DOMAIN
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from nvprof_kit._ranks.replay import Graph
     from nvprof_kit._ranks.verdict import Verdict
     from nvprof_kit._ranks.waits import Waits
-    from nvprof_kit._result.writer import Document
     from nvprof_kit._trace.jobs.tables import JobTables
     from nvprof_kit._trace.schema import CaptureInfo
 
@@ -237,7 +237,6 @@ class Job:
             UsageError: The job does not contain the rank.
         """
         from nvprof_kit._report.page.job import job_page
-        from nvprof_kit._result.writer import Document
 
         self._check_there(timeline)
         captures = list(dict.fromkeys(self.ranks["capture"].astype(str)))
@@ -266,7 +265,6 @@ class Job:
 
         from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._report.export import SUFFIXES, RankClock, job_trace
-        from nvprof_kit._result.writer import Document
 
         self._check_there(ranks)
         selected = self.ranks[self.ranks["rank"].isin(ranks)] if ranks else self.ranks

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nvprof_kit._api.capture import Capture, domain_of, read_rules
+from nvprof_kit._trace.timer_log import TimerLogs, read_timer_logs
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from nvprof_kit._api.capture import Steps
     from nvprof_kit._result.result import RowOptions
     from nvprof_kit._trace.ncu.schema import NcuReport
-    from nvprof_kit._trace.timer_log import TimerLogs
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
 
 MemoryView = Literal["layer", "stack", "size", "allocation", "step", "segment", "leak"]
@@ -194,8 +194,6 @@ class TimerLog:
         Raises:
             CaptureError: A log cannot be read.
         """
-        from nvprof_kit._trace.timer_log import read_timer_logs
-
         return read_timer_logs(self.paths)
 
     def timers(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from nvprof_kit._trace.files.process import interruptible
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def optional_columns() -> set[str]:
     return {name for name, column in OPS.items() if column.optional} | ({*TABLES} - always)
 
 
-def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def run_query(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The result of a query.
 
     Args:
@@ -95,8 +96,6 @@ def answer(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """
     import duckdb
     import pandas as pd
-
-    from nvprof_kit._trace.files.process import interruptible
 
     if re.fullmatch(r"\s*show\s+(all\s+)?tables\s*;?\s*", query, re.IGNORECASE):
         return pd.DataFrame({"name": list(tables)})

@@ -20,11 +20,14 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
+from nvprof_kit._analysis.hardware import parse_peak
 from nvprof_kit._api.capture import Capture
 from nvprof_kit._api.capture import open as open_capture
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE, Result, RowOptions, Several
 from nvprof_kit._result.writer import Document, refuse_input, writing
+from nvprof_kit._trace.files.kinds import NEEDED_NSYS, NSYS, expect
+from nvprof_kit._trace.files.process import keep_freed_memory
 from nvprof_kit.errors import UsageError
 
 LETTERS = {
@@ -310,8 +313,6 @@ def option(name: str, kind: str, default: Any, meaning: str, source: Callable[..
 
 
 def _peaks(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-    from nvprof_kit._analysis.hardware import parse_peak
-
     return dict(map(parse_peak, texts))
 
 
@@ -466,9 +467,6 @@ def open_input(output: Output, path: str, *, nsys: bool = False, **options: Any)
         CaptureError: The file is not a capture; the message says what it is.
         UsageError: The output would overwrite the capture, or the rules or the model's file are invalid.
     """
-    from nvprof_kit._trace.files.kinds import NEEDED_NSYS, NSYS, expect
-    from nvprof_kit._trace.files.process import keep_freed_memory
-
     keep_freed_memory()
     if nsys:
         expect(path, NSYS, NEEDED_NSYS)

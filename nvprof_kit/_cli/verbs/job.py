@@ -11,6 +11,7 @@ import click
 from nvprof_kit._api.job import map_captures, open_job
 from nvprof_kit._cli.verb import JOB, WITH_PAGE, LazyGroup, Output, progress
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect
+from nvprof_kit._trace.files.process import keep_freed_memory, switch_threads_often
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -127,8 +128,6 @@ def map_(
         output: Folder for the maps.
         rank: FILE=N, the rank of a capture that does not contain its rank. Repeatable.
     """
-    from nvprof_kit._trace.files.process import keep_freed_memory, switch_threads_often
-
     if not output:
         raise UsageError("no folder for the maps; needed: nvprof-kit ranks map -o FOLDER CAPTURE...")
     keep_freed_memory()  # before NumPy is imported
