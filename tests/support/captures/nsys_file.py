@@ -97,10 +97,10 @@ class NsysFile:
         where = {"globalTid": thread(tid, pid), "domainId": domain_id, "category": category_id}
         self._nvtx(start=start, end=end, eventType=style, int64Value=payload, **names, **where)
 
-    def nccl(self, name: str, start: int, end: int, schema: str, *numbers: int, tid: int = TID, pid: int = PID) -> None:
+    def nccl(self, name: str, start: int, end: int, schema: str, *numbers: int) -> None:
         """A call of NCCL's with its payload, as NCCL lays it out: ``<`` and the codes of `struct` for its fields."""
-        self.range_(name, start, end, category=None, domain="NCCL", tid=tid, pid=pid)
-        domain, id_ = self.domains[pid, "NCCL"], (1 << 24) + list(NCCL_SCHEMAS).index(schema)
+        self.range_(name, start, end, category=None, domain="NCCL")
+        domain, id_ = self.domains[PID, "NCCL"], (1 << 24) + list(NCCL_SCHEMAS).index(schema)
         layout, names = NCCL_SCHEMAS[schema]
         payload = struct.pack(layout, *numbers)
         header = struct.pack("<QQQQ", domain, id_, len(payload), 32 + len(payload))
@@ -158,9 +158,9 @@ class NsysFile:
         self.rows[f"CUPTI_ACTIVITY_KIND_{table}"].append(row)
         return correlation or 0
 
-    def overhead(self, name: str, start: int, end: int, *, tid: int = TID, pid: int = PID) -> None:
+    def overhead(self, name: str, start: int, end: int) -> None:
         """Add profiler overhead on a thread."""
-        row = {"start": start, "end": end, "globalTid": thread(tid, pid), "nameId": self.string(name), "returnValue": 0}
+        row = {"start": start, "end": end, "globalTid": thread(), "nameId": self.string(name), "returnValue": 0}
         self.rows["PROFILER_OVERHEAD"].append(row)
 
     def graph_node(self, node: int, start: int, *, original: int | None = None, tid: int = TID, pid: int = PID) -> None:

@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from support.captures.nsys_file import MARK, PID, TID, NsysFile, thread
+from support.captures.nsys_file import MARK, TID, NsysFile, thread
 
 DEVICE, PINNED, STATIC = 2, 1, 5
 
@@ -23,9 +23,9 @@ class Allocations:
     def __init__(self) -> None:
         self.rows: list[tuple[object, ...]] = []
 
-    def add(self, when: int, count: int, correlation: int | None, *, kind: int = DEVICE, pid: int = PID) -> None:
+    def add(self, when: int, count: int, correlation: int | None, *, kind: int = DEVICE) -> None:
         """Add an allocation in bytes, negative for a free, by the call with a correlation id."""
-        self.rows.append((when, thread(0, pid), 0, abs(count), kind, int(count < 0), correlation))
+        self.rows.append((when, thread(0), 0, abs(count), kind, int(count < 0), correlation))
 
     def into(self, path: Path) -> Path:
         """Write the allocations to a file."""

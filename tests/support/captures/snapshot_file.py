@@ -92,10 +92,10 @@ class SnapshotFile:
         return path
 
 
-def training(events: int, layers: int = 32, per_layer: int = 12, depth: int = 32, leak: bool = True) -> SnapshotFile:
+def training(events: int, layers: int = 32) -> SnapshotFile:
     """A training run with this many events: activations freed in backward, temporaries, and one leak per step."""
     file = SnapshotFile()
-    trunk = [f"/site-packages/torch/nn/modules/module.py:{1700 + n}:_call_impl" for n in range(depth - 2)]
+    trunk = [f"/site-packages/torch/nn/modules/module.py:{1700 + n}:_call_impl" for n in range(30)]
     step = 0
     for _ in range(layers):
         file.alloc(64 << 20, event=False)
@@ -104,7 +104,7 @@ def training(events: int, layers: int = 32, per_layer: int = 12, depth: int = 32
         for layer in range(layers):
             label = f"nvprof_kit:forward:model.layers.{layer};step={step}"
             kept.append([])
-            for number in range(per_layer):
+            for number in range(12):
                 stack = [f"model.py:{100 + number}:forward", *trunk, "train.py:10:<module>"]
                 kept[-1].append(file.alloc((number % 4 + 1) << 20, label, stack))
                 file.free(file.alloc(512 * (1 + number % 3), label, stack), label)
@@ -114,8 +114,7 @@ def training(events: int, layers: int = 32, per_layer: int = 12, depth: int = 32
             for addr in kept[layer]:
                 file.free(file.alloc(1 << 20, label, stack), label)
                 file.free(addr, label)
-        if leak:
-            file.alloc(4096, f"nvprof_kit:phase:optimizer;step={step}", ["log.py:3:remember", *trunk])
+        file.alloc(4096, f"nvprof_kit:phase:optimizer;step={step}", ["log.py:3:remember", *trunk])
         step += 1
     return file
 

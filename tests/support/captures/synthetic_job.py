@@ -50,7 +50,6 @@ class SyntheticJob:
     layers: int = 6
     fault: Fault = Fault()
     seed: int = 0
-    clocks: bool = True
     lost: int = 0
     missing: tuple[int, ...] = ()
     work_ns: float = 0.5 * MS
@@ -141,11 +140,11 @@ def _late_in(job: SyntheticJob, fault: Fault, step: int) -> int:
 
 
 def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1, processes: int = 1) -> None:
-    """Write the maps of a job with checksums, several ranks per file, in several processes."""
+    """Write the maps of a job, several ranks per file, in several processes."""
     played = play(job)
     random = np.random.default_rng(job.seed + 1)
-    offset = random.uniform(-10e9, 10e9, job.ranks) * job.clocks
-    drift = random.uniform(-50e-6, 50e-6, job.ranks) * job.clocks
+    offset = random.uniform(-10e9, 10e9, job.ranks)
+    drift = random.uniform(-50e-6, 50e-6, job.ranks)
     kept = [rank for rank in range(job.ranks) if rank not in job.missing]
     for rank in kept:
         job.true_clocks[rank] = (offset[rank], drift[rank])
@@ -340,7 +339,7 @@ def random_job(seed: int) -> SyntheticJob:
     in_row = {fault.rank // columns * columns + one for one in range(columns)}
     missing = tuple(rank for rank in gone if rank not in in_row)
     return SyntheticJob(
-        rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed, True,
+        rows, columns, steps, int(random.integers(10, 16)) * 2, layers, fault, seed,
         int(random.integers(0, 4)), missing,
     )  # fmt: skip
 
@@ -364,7 +363,7 @@ def odd_job(seed: int) -> SyntheticJob:
     missing = tuple(rank for rank in gone if rank not in in_row)
     per_step, named = int(random.integers(10, 16)) * 2, bool(random.integers(2))
     return SyntheticJob(
-        rows, columns, steps, per_step, layers, fault, seed, True, lost, missing,
+        rows, columns, steps, per_step, layers, fault, seed, lost, missing,
         named=named, sized=named or seed % 2 == 1,
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ class Trace:
         return write(path, self.events)
 
 
-def captured(path: Path, *, blocks: int = 4, graphs: bool = False, modules: bool = True, names: bool = True) -> Path:
+def captured(path: Path, *, graphs: bool = False, modules: bool = True, names: bool = True) -> Path:
     """The trace of a capture: one graph of all blocks, or one of each."""
     trace = Trace(names=names)
 
@@ -70,10 +70,10 @@ def captured(path: Path, *, blocks: int = 4, graphs: bool = False, modules: bool
         trace.inside("python_function", f"nn.Module: Block_{number}", *([begin] if graphs else []), *parts)
 
     def plain() -> None:
-        for kernel in blocks * BLOCK:
+        for kernel in 4 * BLOCK:
             trace.create(kernel)
 
-    numbered = [lambda number=number: block(number) for number in range(blocks)]
+    numbered = [lambda number=number: block(number) for number in range(4)]
     if not graphs:
         begin()
     if modules:

@@ -11,7 +11,7 @@ from nvprof_kit._result.column import Column
 COLUMNS = ["layer", "phase", "parent", "depth", "calls", "forward_ns", "backward_ns", "recompute_ns", "other_ns"]
 
 
-def made(*rows: tuple[str, str, int, int], comm: dict[str, int] | None = None) -> pd.DataFrame:
+def made(*rows: tuple[str, str, int, int]) -> pd.DataFrame:
     """A tree of (layer, parent, forward_ns, backward_ns); times hold those of the rows below, as in a capture."""
     depth: dict[str, int] = {}
     records = []
@@ -20,11 +20,8 @@ def made(*rows: tuple[str, str, int, int], comm: dict[str, int] | None = None) -
         records.append((layer, "", parent, depth[layer], 1, forward, backward, 0, 0))
     tree = pd.DataFrame.from_records(records, columns=COLUMNS)
     tree["total_ns"] = tree["forward_ns"] + tree["backward_ns"]
-    tree["forward_comm_ns"] = tree["layer"].map(comm or {}).fillna(0).astype("int64")
-    tree["backward_comm_ns"] = tree["recompute_comm_ns"] = 0
-    tree["comm_ns"] = tree["forward_comm_ns"]
-    tree["cpu_ns"] = 0
-    return tree
+    zeros = ("forward_comm_ns", "backward_comm_ns", "recompute_comm_ns", "comm_ns", "cpu_ns")
+    return tree.assign(**dict.fromkeys(zeros, 0))
 
 
 def blocks(count: int, forward: dict[int, int] | None = None) -> pd.DataFrame:
@@ -37,8 +34,8 @@ def blocks(count: int, forward: dict[int, int] | None = None) -> pd.DataFrame:
     return made(*rows)
 
 
-def told(tree: pd.DataFrame, *columns: str, folds: bool | None = True) -> list[tuple[object, ...]]:
-    return list(fold_tree(tree, folds)[0][["layer", *columns]].itertuples(index=False, name=None))
+def told(tree: pd.DataFrame, *columns: str) -> list[tuple[object, ...]]:
+    return list(fold_tree(tree, True)[0][["layer", *columns]].itertuples(index=False, name=None))
 
 
 def test_two_kinds_in_turn_are_two_rows():
