@@ -140,7 +140,6 @@ def test_ctrl_c_during_a_query_is_ctrl_c(run):
         signal.signal(signal.SIGALRM, before)
 
 
-DATA = ROOT / "tests" / "data"
 PAGE = (ROOT / "docs" / "how-to" / "ask-in-python.md").read_text(encoding="utf-8")
 
 

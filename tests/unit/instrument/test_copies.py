@@ -28,9 +28,6 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
 
 
-Profiling = Callable[[nn.Module, Any, Path], AbstractContextManager[Any]]
-
-
 def memory(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
     return MemoryProfiler(model, optimizer, folder, pages=False)
 

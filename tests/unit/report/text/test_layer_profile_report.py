@@ -3,7 +3,6 @@
 import io
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from support.captures.nsys_file import NsysFile
 
@@ -14,10 +13,9 @@ from nvprof_kit._report.text.table import print_to
 from nvprof_kit._trace.open import open_capture
 
 FLASH = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<(int)64>>(Flash_fwd_params)"
-MB = 1 << 20
 
 
-def profile(path: Path, kinds: dict[str, str], memory: pd.DataFrame | None = None) -> LayerProfile:
+def profile(path: Path, kinds: dict[str, str]) -> LayerProfile:
     """Two steps of two blocks; the second takes 2 ms, in step 2 it takes 4, half of it flash attention."""
     file = NsysFile(path / "run.sqlite")
     for step, base in ((1, 0), (2, 100_000_000)):
@@ -29,7 +27,7 @@ def profile(path: Path, kinds: dict[str, str], memory: pd.DataFrame | None = Non
         file.kernel(
             base + 6_000_000, base + 6_000_000 + step * 1_000_000, launched=(base + 330, base + 340), name=FLASH
         )
-    return layer_profile(open_capture(file.write(), optional=("name",)), kinds, memory)
+    return layer_profile(open_capture(file.write(), optional=("name",)), kinds)
 
 
 def printed(parts: list[object]) -> str:
