@@ -150,8 +150,8 @@ def small_kernels(program: Program) -> Iterator[Finding]:
 
 def unfused_chains(program: Program) -> Iterator[Finding]:
     """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer, with
-    shorter runs in the same call, or outside layers and the optimizer; those of all equal blocks are one finding, but
-    those of a block that has more than its peers, as in `outlier-layer`, another.
+    shorter runs in the same call, or outside layers and the optimizer; those of one part of all equal blocks, as their
+    norms, are one finding, but those of a block that has more than its peers, as in `outlier-layer`, another.
 
     Saves: All but one pass over memory, and what the GPU waits for their launches.
     """
@@ -163,10 +163,8 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         for (_, block), ns in times.items()
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
-    # outside layers there is no name, but each place in the loop begins with the same kernel
-    first = chains["name"].cat.codes.groupby(chains["run"]).transform("first").where(chains["layer"] == NO_LAYER, -1)
-    keys = ["block_kind", chains["block"].cat.codes.where(chains["block"].isin(outliers), -1), first]
-    for _, same in chains.groupby(keys, observed=True):
+    parts = [_parts(chains), chains["block"].cat.codes.where(chains["block"].isin(outliers), -1)]
+    for _, same in chains.groupby(parts):
         layer, phase = costliest(same, "ns")
         long = same.loc[same["length"] >= CHAIN_LENGTH, ["run", "length"]]
         evidence = (
@@ -190,6 +188,19 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _parts(chains: pd.DataFrame) -> pd.Series[str]:
+    """The part of the model that each chain is of, as its norms: in equal blocks, chains of equal kernels are of one,
+    and so are those of the same kinds of layers. Outside layers each place in the loop begins with its own kernel.
+    """
+    names, runs = chains["name"].cat.codes, chains.groupby("run")
+    weights = np.power(np.uint64(1_000_003), runs.cumcount().to_numpy(dtype=np.uint64))
+    sequence = pd.Series((names.to_numpy(dtype=np.uint64) + 1) * weights, chains.index).groupby(chains["run"])
+    kernels = sequence.transform("sum") ^ chains["block_kind"].cat.codes.to_numpy(dtype=np.uint64)
+    kinds = chains["layer_kind"].astype(str).groupby(kernels).agg(lambda kinds: " ".join(sorted(set(kinds))))
+    first = names.groupby(chains["run"]).transform("first").astype(str)
+    return kernels.map(kinds).where(chains["layer"] != NO_LAYER, first)
+
+
 def tensor_copies(program: Program) -> Iterator[Finding]:
     """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, but not beside
     other light kernels in a chain, take 2 % or more in equal blocks.
@@ -205,7 +216,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     copies = kernels[is_copy]
     for explained in (program.chains, program.score_kernels, program.mask_kernels):
         copies = copies[~copies.index.isin(explained.index)]
-    for _, same in copies.groupby("block_kind", observed=True):
+    for _, same in copies.groupby("layer_kind", observed=True):
         saves = program.cost_ns(same)
         if saves < COPIES_SHARE * program.wall_ns:
             continue

@@ -48,7 +48,7 @@ STEPS_TO_JUDGE = 4
 
 _RUN_COLUMNS = [
     *("name", "start_ns", "end_ns", "ns", "cost_ns", "kernel_class"),
-    *("lane", "layer", "phase", "call_of_layer", "block", "block_kind"),
+    *("lane", "layer", "layer_kind", "phase", "call_of_layer", "block", "block_kind"),
 ]
 OP_COLUMNS = ["kind", "name", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 

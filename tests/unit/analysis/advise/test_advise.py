@@ -814,6 +814,21 @@ def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their
     ]
 
 
+def test_chains_of_each_part_of_equal_blocks_are_a_finding(file: NsysFile):
+    """Two blocks run equal chains in two norms, and others in the activation: four kernels of 10 µs each, or of 5."""
+    file.range_("step 0", 0, 500_000, category="step", payload=0)
+    at = 0
+    for layer in (f"layers.{block}.{part}" for block in range(2) for part in ("norm1", "norm2", "mlp")):
+        file.range_(layer, at, at + 900)
+        kernel_ns, name = (5_000, "silu_elementwise_kernel") if "mlp" in layer else (10_000, "pow_elementwise_kernel")
+        for number in range(4):
+            begin = 60 * at + number * kernel_ns
+            file.kernel(begin, begin + kernel_ns, launched=(at + 100 * number, at + 100 * number + 50), name=name)
+        at += 1_000
+    saves = [finding.saves_ns for finding in of_rule("unfused-chains", file.write())]
+    assert saves == pytest.approx([4 * 3 * 10_000, 2 * 3 * 5_000], rel=0.01)
+
+
 def test_a_chain_costs_what_the_host_takes_to_launch_it(file):
     """Each of eight kernels runs for 2 µs, and the host launches one every 10 µs."""
     step(file)
