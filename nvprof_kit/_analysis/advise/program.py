@@ -295,7 +295,7 @@ class Program(Operations):
         prepares what one takes away; and those between two such copies of a step that are longer than all operations
         between the copies, as where a loop copies number after number.
         """
-        gaps, copies = self.gaps, self.ops[self.ops["host_memory"] == "pageable"]
+        gaps, copies = self.gaps[self.gaps["layer"] == NO_LAYER], self.ops[self.ops["host_memory"] == "pageable"]
         beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
         beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])
         at_work = ["unknown", "after_sync", "sync", "off_cpu", "python"]
@@ -312,14 +312,14 @@ class Program(Operations):
             step = np.searchsorted(np.sort(self.steps["start_ns"]), ends, side="right")
             after = np.minimum(before + 1, len(ends) - 1)
             works |= is_between & (step[before] == step[after]) & (work_ns[after] - work_ns[before] <= gaps["idle_ns"])
-        return gaps[works & (gaps["layer"] == NO_LAYER)]
+        return gaps[works]
 
     @cached_property
     def stalls(self) -> pd.DataFrame:
         """The long gaps in which what the host did is unknown: it was busy with something else than launching."""
-        gaps = self.gaps.drop(self.gaps_at_copies.index)
         usual_ns = self.steps["wall_ns"].quantile(0.5, interpolation="lower") if self.choice.count else np.inf
-        return gaps[(gaps["idle_ns"] >= STALL_OF_STEP * usual_ns) & (gaps["cause"] == "unknown")]
+        stalls = self.gaps[(self.gaps["idle_ns"] >= STALL_OF_STEP * usual_ns) & (self.gaps["cause"] == "unknown")]
+        return stalls[~stalls.index.isin(self.gaps_at_copies.index)]
 
     def steady_ns(self, late_ns: pd.Series[int]) -> int:
         """What the steps would wait if each waited as little as those that wait least: as the least of steps that run

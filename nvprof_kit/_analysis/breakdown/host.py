@@ -393,6 +393,8 @@ class HostActivity:
         thread, overhead = (side.ravel() for side in np.meshgrid(self.calls.threads, noted, indexing="ij"))
         is_in_call = self.calls.innermost(thread, host.start[overhead]) != NONE
         calls = np.concatenate((self.rows[positions], overhead[is_in_call]))
+        if not len(calls):
+            return calls, calls, calls
         tid = np.concatenate((host.tid[self.rows[positions]], thread[is_in_call]))
         start, end = host.start[calls], host.end[calls]
         # no loading goes on beyond a call that gives the device work, unless that call encloses it

@@ -70,13 +70,14 @@ def launch_table(
     columns = {
         "layer": layer[rows],
         "phase": phase[rows],
+        "ops": 1,
         "gpu_ns": end - start,
         "call_ns": call_ns,
         "short_ops": (end - start) < call_ns,
         "delay_ns": np.maximum(start - host.end[call], 0),
     }
     groups = pd.DataFrame(columns, copy=False).groupby(["layer", "phase"], observed=True, sort=False)
-    table = groups.size().rename("ops").to_frame().join(groups[["gpu_ns", "call_ns", "short_ops"]].sum())
+    table = groups[["ops", "gpu_ns", "call_ns", "short_ops"]].sum()
     table["delay_ns"] = groups["delay_ns"].median().astype("int64")
     launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
     idle = launch_gaps.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
