@@ -78,7 +78,7 @@ class Row(NamedTuple):
     by_clock: bool = False
 
 
-MEGABYTES = 700
+MEGABYTES = 600
 """The most memory that a verb may take, in units of 10^6 bytes."""
 
 
@@ -264,6 +264,7 @@ def main() -> None:
         said.append(f"| {' | '.join(cells)} |")
         if (limit and ratio > limit) or ("nvprof_kit" in rows[row].command and megabytes > MEGABYTES):
             over.append(row)
+    said += ["", f"Above the limit: {', '.join(over)}." if over else "None is above its limit."]
     print("\n".join(said))
     if options.docs:
         page = PAGE.read_text()
