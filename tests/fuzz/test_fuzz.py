@@ -10,6 +10,8 @@ from support.lane import examples
 
 from fuzz import cases, fuzz, mutate
 
+pytestmark = pytest.mark.slow
+
 _SECONDS = 0.5 * examples(3)
 """For each kind, ten times as many in the full lane; a case more is begun until then, and a second one in any case."""
 

@@ -58,6 +58,7 @@ def run(folder: Path, *arguments: str, before: tuple[str, ...] = ()) -> None:
     execute(*before, sys.executable, program, folder, *arguments, check=True)
 
 
+@pytest.mark.slow
 def test_a_recording_and_its_operations(tmp_path):
     run(tmp_path, "record")
     capture, out = tmp_path / "run.json.gz", tmp_path / "flops.csv"

@@ -14,13 +14,12 @@ FULL = os.environ.get("NVPROF_KIT_FULL") == "1"
 """Run the tests marked ``full`` too, every test of nsys with every release, and many random cases."""
 
 CAPTURES = {
-    # annotated: eager, compiled to CUDA graphs, checkpointed, of a job, generating, with memory
-    *("eager-2024.2", "compile-graphs-parts-2024.2", "checkpoint-2023.4"),
-    *("hooks-ddp-2024.2", "generate-2024.2", "caching-2024.2"),
+    # annotated: checkpointed, compiled to CUDA graphs, of a job, with memory
+    *("checkpoint-2023.4", "compile-graphs-parts-2024.2", "hooks-ddp-2024.2", "caching-2024.2"),
     # of PyTorch's profiler, of other programs, without any range
     *("fsdp.rank0", "video", "kineto-modules", "emit-nvtx-2024.2", "qwen3-capture", "bert", "llama-graph", "decode"),
-    # jobs: of each kind of parallelism, one with a planted fault
-    *("ddp-layer", "fsdp-loader", "pipeline-host", "tensor-none"),
+    # jobs: data and pipeline parallel
+    *("ddp-layer", "pipeline-host"),
 }
 """Of a test that runs for several captures, the fast lane runs these."""
 

@@ -182,6 +182,7 @@ def test_a_machine_without_anything(tmp_path):
     assert found(machine)["GPU"] == found(machine)["nsys"] == "error"
 
 
+@pytest.mark.slow
 def test_the_probe_runs_in_a_real_python():
     import sys
 

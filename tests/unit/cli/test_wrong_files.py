@@ -123,6 +123,7 @@ def test_what_is_not_known_is_left_to_its_reader(tmp_path):
         assert message.startswith(str(tmp_path / name)) and not any(sentence in message for sentence in SAID.values())
 
 
+@pytest.mark.slow
 def test_doctor_does_not_take_a_script_for_a_capture(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
     done = CliRunner().invoke(group, ["doctor", "--", "python", str(tmp_path / "train.py")])

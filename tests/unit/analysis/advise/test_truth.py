@@ -41,6 +41,7 @@ def test_nothing_is_per_step_or_for_training_where_there_is_none(file):
     assert text and "per step" not in text and "optimizer" not in text
 
 
+@pytest.mark.slow
 def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_saving():
     paths = [DATA / f"ranks/ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in range(2)]
     job = nvprof_kit.open_job(paths)

@@ -35,6 +35,7 @@ def test_the_environment_decides(environ, backend):
     assert python(BACKEND, **environ) == backend
 
 
+@pytest.mark.slow
 def test_off_returns_the_function_itself():
     program = """
 from nvprof_kit import layer_range, annotate_model

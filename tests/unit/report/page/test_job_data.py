@@ -29,6 +29,7 @@ def heat(data: dict[str, Any], name: str, measure: int = 0) -> np.ndarray:
     return made
 
 
+@pytest.mark.slow
 def test_the_heat_maps_hold_the_tables(job):
     data = data_of(job.report().data)
     layers = job.layers().to_frame()

@@ -62,6 +62,7 @@ def test_the_largest_are_drawn_in_the_tables_order():
     assert rows > len(names) == 30 and figure.get_suptitle().endswith(f"(and {rows - 30} smaller)")
 
 
+@pytest.mark.slow
 def test_answers_have_pictures(tmp_path):
     capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
     metrics = nvprof_kit.open(DATA / "metrics" / "llama-2023.4.sqlite.xz").metrics()
