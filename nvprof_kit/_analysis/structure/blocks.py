@@ -595,7 +595,22 @@ def number_blocks(passes: list[Pass], sequence: Sequence) -> list[Pass]:
         missing = len(complete.blocks) - len(model_pass.blocks) if is_forward == (model_pass is first) else 0
         for index, block in enumerate(model_pass.blocks if is_forward else reversed(model_pass.blocks)):
             block.stack, block.number = model_pass.stack, missing + index
+    for number, stack in enumerate(stacks):
+        members = [model_pass for model_pass in passes if model_pass.stack == number]
+        size = len(stack.blocks)
+        if size > _LEAST_RUN and all(_pools(model_pass, size) for model_pass in members):
+            for model_pass in members:
+                model_pass.blocks = [block for block in model_pass.blocks if block.number < size - 1]
     return stacks
+
+
+def _pools(model_pass: Pass, size: int) -> bool:
+    """Whether the last attention of so many pools what the blocks give: nothing after it is as in a block."""
+    if model_pass.direction == FORWARD:
+        block = model_pass.blocks[-1]
+        return block.number < size - 1 or block.anchors[-1].last == block.last < model_pass.right - 1
+    block = model_pass.blocks[0]
+    return block.number < size - 1 or block.anchors[0].first == block.first > model_pass.left
 
 
 def _complete(model_pass: Pass, passes: list[Pass], sequence: Sequence, *, is_first: bool) -> Pass:

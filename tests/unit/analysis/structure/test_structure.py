@@ -112,6 +112,12 @@ def test_angles_before_the_first_block_tell_the_steps_of_a_diffusion_model_apart
     assert block_names(capture) == {f"blocks.{number}" for number in range(4)}
 
 
+def test_an_attention_that_pools_what_the_blocks_give_is_none_of_them(tmp_path: Path) -> None:
+    head = ["expand_kernel", _GEMM, _FORWARD, "sum_kernel", "tanh_kernel"]
+    capture = program(tmp_path / "a.sqlite", [_EDGES[0], *_BLOCK * 5, *head, _EDGES[1]] * 2)
+    assert block_names(capture) == {f"blocks.{number}" for number in range(5)}
+
+
 def test_of_many_passes_that_repeat_none_before_the_others_are_given_up(tmp_path):
     numbers = iter(range(10**9))
     kernels: list[str] = []
