@@ -63,8 +63,8 @@ def launch(program: Program) -> Iterator[Finding]:
     busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"].isin(("unknown", "launch"))]])
     elsewhere_ns = int(busy_elsewhere["idle_ns"].sum())
     late_ns = program.idle_ns("launch", "unknown") - elsewhere_ns
-    part = late_ns / max(late_ns + elsewhere_ns + program.idle_ns(*_OTHER_CAUSES), 1)
-    saves = min(int(program.launched_late_ns() * part), late_ns)
+    late_share = late_ns / max(late_ns + elsewhere_ns + program.idle_ns(*_OTHER_CAUSES), 1)
+    saves = min(int(program.launched_late_ns() * late_share), late_ns)
     notes = []
     if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:
         notes.append(
@@ -199,11 +199,11 @@ def sync(program: Program) -> Iterator[Finding]:
     gaps, waits = program.times.gaps, program.waits
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
     longest = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[: 2 * PLACES]
-    others = program.gaps[program.gaps["cause"].isin(_OTHER_CAUSES)]
-    without_others_ns = program.saved_ns(waits[:0], others)
+    other_gaps = program.gaps[program.gaps["cause"].isin(_OTHER_CAUSES)]
+    without_others_ns = program.saved_ns(waits[:0], other_gaps)
     costs = []
     for rows in longest:
-        without = gaps.loc[others.index.union(program.gaps_between(rows).index)]
+        without = gaps.loc[other_gaps.index.union(program.gaps_between(rows).index)]
         costs.append((int((program.saved_ns(rows, without) - without_others_ns) * program.undisturbed), rows))
     costs = [(saves, rows) for saves, rows in costs if _notable(saves, len(rows), program)]
     within, away = "", "loop, or run them less often"

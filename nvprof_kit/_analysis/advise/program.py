@@ -171,8 +171,8 @@ class Program(Operations):
             of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
             skipped = of_lane[of_lane["step"].notna() & ~of_lane.index.isin(self.steps.index)].sort_values("start_ns")
             start_ns = skipped["start_ns"].to_numpy()
-            stretches = start_ns, start_ns + skipped["wall_ns"].to_numpy()
-            replays.append((Replay(host, ops, stretches), of_lane.index))
+            intervals = start_ns, start_ns + skipped["wall_ns"].to_numpy()
+            replays.append((Replay(host, ops, intervals), of_lane.index))
         return replays
 
     def saved_ns(self, waits: pd.DataFrame, gaps: pd.DataFrame) -> int:

@@ -34,7 +34,7 @@ RETURN_NS, START_NS = 5_000, 2_000
 """A wait returns so long after what it waits for; between two operations that are launched a GPU idles no longer."""
 
 Times = npt.NDArray[np.float64]
-Stretches = tuple[Int64Array, Int64Array]
+Intervals = tuple[Int64Array, Int64Array]
 
 
 class Replay:
@@ -47,23 +47,22 @@ class Replay:
 
     Attributes:
         calls: The calls that launch or wait, rows of `HostCalls`, none inside another, by their start.
-        launch_ns: What a kernel's launch usually takes; 0 if unknown.
     """
 
-    def __init__(self, host: HostCalls, ops: pd.DataFrame, skipped: Stretches) -> None:
+    def __init__(self, host: HostCalls, ops: pd.DataFrame, skipped: Intervals) -> None:
         call = host.of_op[ops.index.to_numpy()]
         start, end = (ops[name].to_numpy().astype(float) for name in ("start_ns", "end_ns"))
         ready = np.maximum.accumulate(np.append(start[:1], end[:-1]))
         first_ns = min(start.min(), host.start[call[call >= 0]].min(initial=int(start.min())))
-        calls, others = _launches_and_waits(host, call, first_ns, end.max())
+        calls, skipped_calls = _launches_and_waits(host, call, first_ns, end.max())
         self.calls = calls
         call_start, call_end = host.start[calls].astype(float), host.end[calls].astype(float)
         lengths = (call_end - call_start)[host.named("LaunchKernel", calls)]
-        self.launch_ns = int(np.median(lengths)) if len(lengths) else 0
+        launch_ns = int(np.median(lengths)) if len(lengths) else 0
         # what tracing adds to each call, and how much slower the host is in all
-        added_ns = max(self.launch_ns - LAUNCH_NS, 0)
-        slower = max(self.launch_ns / TRACED_LAUNCH_NS, 1)
-        between_ns = np.maximum(call_start - np.append(first_ns, call_end[:-1]) - added_ns * others, 0)
+        added_ns = max(launch_ns - LAUNCH_NS, 0)
+        slower = max(launch_ns / TRACED_LAUNCH_NS, 1)
+        between_ns = np.maximum(call_start - np.append(first_ns, call_end[:-1]) - added_ns * skipped_calls, 0)
         inside_ns = np.maximum(call_end - call_start - added_ns, np.minimum(call_end - call_start, LAUNCH_NS / 3))
         is_skipped = np.searchsorted(skipped[0], call_start, side="right") > np.searchsorted(skipped[1], call_start)
         self._between_ns = np.where(between_ns < ON_THE_WAY_NS, between_ns / slower, between_ns) * ~is_skipped
@@ -98,21 +97,21 @@ class Replay:
         """How long it all takes without the profiler."""
         return self._run(np.zeros(len(self.calls), dtype=bool), (np.empty(0, np.int64), np.empty(0, np.int64)))
 
-    def saved_ns(self, waits: Int64Array, stretches: Stretches) -> float:
+    def saved_ns(self, waits: Int64Array, intervals: Intervals) -> float:
         """How much shorter it is without some of it.
 
         Args:
             waits: Calls, rows of `HostCalls`, in which the host no longer waits.
-            stretches: Start and end in ns of stretches of the host's time that vanish, in order, none in another.
+            intervals: Start and end in ns of the host's time that vanishes, in order, none in another.
         """
-        return max(self.length_ns - self._run(np.isin(self.calls, waits), stretches), 0)
+        return max(self.length_ns - self._run(np.isin(self.calls, waits), intervals), 0)
 
-    def _run(self, is_gone: npt.NDArray[np.bool_], stretches: Stretches) -> float:
+    def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals) -> float:
         between_ns, inside_ns = self._between_ns, self._inside_ns
-        if len(stretches[0]):
+        if len(intervals[0]):
             before = np.append(self._first_ns, self._call_end[:-1])
-            start, end = (_outside(times, *stretches) for times in (self._call_start, self._call_end))
-            left = np.append(_outside(before[:1], *stretches), end[:-1])
+            start, end = (_outside(times, *intervals) for times in (self._call_start, self._call_end))
+            left = np.append(_outside(before[:1], *intervals), end[:-1])
             between_ns = between_ns * (start - left) / np.maximum(self._call_start - before, 1)
             inside_ns = inside_ns * (end - start) / np.maximum(self._call_end - self._call_start, 1)
         reads = self._copies & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
@@ -120,14 +119,14 @@ class Replay:
         host_ns = np.cumsum(between_ns + inside_ns)  # when each call returns, if none waits
         work_ns, number = self._work_ns, self._waits_before
         earliest = np.append(host_ns, -np.inf)[self._launch] + self._delay_ns + self._alone_ns - work_ns
-        done, late_ns, latest, position = np.empty(len(work_ns)), np.zeros(len(self._waits) + 1), 0.0, 0
+        end_ns, late_ns, latest, position = np.empty(len(work_ns)), np.zeros(len(self._waits) + 1), 0.0, 0
         for wait, stop in enumerate([*self._launched_before.tolist(), len(work_ns)]):
             if stop > position:
                 rows = slice(position, stop)
                 from_launch = earliest[rows] + late_ns[np.minimum(number[rows], wait)]
                 from_launch[0] = max(from_launch[0], latest)
-                done[rows] = work_ns[rows] + np.maximum.accumulate(from_launch)
-                latest, position = done[stop - 1] - work_ns[stop - 1], stop
+                end_ns[rows] = work_ns[rows] + np.maximum.accumulate(from_launch)
+                latest, position = end_ns[stop - 1] - work_ns[stop - 1], stop
             if wait < len(self._waits):
                 row, awaited = self._waits[wait], self._awaited[wait]
                 arrived = host_ns[row] - inside_ns[row] + late_ns[wait]
@@ -137,9 +136,9 @@ class Replay:
                     own_ns = min(inside_ns[row], RETURN_NS) if self._has_waited[wait] else inside_ns[row]
                     returned = arrived + own_ns
                     if 0 <= awaited < position:
-                        returned = max(returned, done[awaited] + self._return_ns[wait])
+                        returned = max(returned, end_ns[awaited] + self._return_ns[wait])
                 late_ns[wait + 1] = returned - host_ns[row]
-        return float(max(done[-1], host_ns[-1] + late_ns[-1]))
+        return float(max(end_ns[-1], host_ns[-1] + late_ns[-1]))
 
 
 def _launches_and_waits(
@@ -157,7 +156,7 @@ def _launches_and_waits(
 
 
 def _outside(times: Times, start: Int64Array, end: Int64Array) -> Times:
-    """How much of the time before each moment lies outside of stretches."""
+    """How much of the time before each moment lies outside of intervals."""
     number = np.searchsorted(start, times, side="right")
     before_ns = np.append(0, np.cumsum(end - start))[number]
     still_ns = np.maximum(np.append(0, end)[number] - times, 0) * (number > 0)
