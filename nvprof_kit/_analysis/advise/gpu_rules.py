@@ -164,7 +164,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
     parts = [_parts(chains), chains["block"].cat.codes.where(chains["block"].isin(outliers), -1)]
-    for _, same in chains.groupby(parts):
+    for _, same in chains.groupby(parts, observed=True):
         layer, phase = costliest(same, "ns")
         long = same.loc[same["length"] >= CHAIN_LENGTH, ["run", "length"]]
         evidence = (
@@ -192,13 +192,15 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
     """The part of the model that each chain is of, as its norms: in equal blocks, chains of equal kernels are of one,
     and so are those of the same kinds of layers. Outside layers each place in the loop begins with its own kernel.
     """
-    names, runs = chains["name"].cat.codes, chains.groupby("run")
-    weights = np.power(np.uint64(1_000_003), runs.cumcount().to_numpy(dtype=np.uint64))
-    sequence = pd.Series((names.to_numpy(dtype=np.uint64) + 1) * weights, chains.index).groupby(chains["run"])
-    kernels = sequence.transform("sum") ^ chains["block_kind"].cat.codes.to_numpy(dtype=np.uint64)
-    kinds = chains["layer_kind"].astype(str).groupby(kernels).agg(lambda kinds: " ".join(sorted(set(kinds))))
-    first = names.groupby(chains["run"]).transform("first").astype(str)
-    return kernels.map(kinds).where(chains["layer"] != NO_LAYER, first)
+    is_start = np.diff(chains["run"].to_numpy(), prepend=-1) != 0  # they are run by run
+    starts, run = np.flatnonzero(is_start), np.cumsum(is_start) - 1
+    names, first = chains["name"].cat.codes.to_numpy(dtype=np.uint64), chains.iloc[starts]
+    weights = np.power(np.uint64(1_000_003), (np.arange(len(run)) - starts[run]).astype(np.uint64))
+    kernels = np.add.reduceat((names + np.uint64(1)) * weights, starts)
+    kernels ^= first["block_kind"].cat.codes.to_numpy(dtype=np.uint64)
+    kinds = first["layer_kind"].astype(str).groupby(kernels).agg(lambda kinds: " ".join(sorted(set(kinds))))
+    parts = np.where(first["layer"] != NO_LAYER, kinds.loc[kernels], names[starts].astype(str))
+    return pd.Series(pd.Categorical(parts)[run], chains.index)
 
 
 def tensor_copies(program: Program) -> Iterator[Finding]:
