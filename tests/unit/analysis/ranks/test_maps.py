@@ -43,6 +43,7 @@ def test_a_map_is_reused_while_its_capture_is_unchanged(tmp_path):
     assert (maps / "segments" / changed).is_file()
 
 
+@pytest.mark.slow
 def test_maps_are_the_same_in_memory_in_threads_in_files_and_in_an_executor(tmp_path):
     captures = [capture(tmp_path, 0), capture(tmp_path, 1, slower=3 * MS, shift=70 * MS)]
     seen: list[str] = []

@@ -61,6 +61,7 @@ def test_other_windows_of_one_run_are_said(tmp_path):
     assert job.report().save(tmp_path / "job.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_ranks_with_layers_from_different_evidence_are_compared_without_layers(tmp_path):
     """One program twice, the second time without module events: its operators are no equals of the other's modules."""
     packed = RANKS.parent / "foreign" / "kineto-stack.json.xz"
