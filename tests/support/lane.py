@@ -30,11 +30,11 @@ def examples(usual: int) -> int:
 
 
 def fast_lane(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Without what is slow, a browser, and nsys but in tests marked ``fast``; of each test a few cases."""
+    """Without what is slow, a browser, a GPU, and nsys but in tests marked ``fast``; of each test a few cases."""
     cases_of_test: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        if "fast" in marks or not marks & {"slow", "browser", "nsys"}:
+        if "fast" in marks or not marks & {"slow", "browser", "gpu", "nsys"}:
             cases_of_test[item.nodeid.partition("[")[0]].append(item)
     chosen = {item for cases in cases_of_test.values() for item in _few(cases)}
     return [item for item in items if item in chosen]
