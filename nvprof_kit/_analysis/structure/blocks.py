@@ -623,12 +623,12 @@ def _complete(model_pass: Pass, passes: list[Pass], sequence: Sequence, *, is_fi
         return model_pass
     uncut = slice(min(size - 1, 1), None) if is_first else slice(max(size - 1, 1))
     blocks = model_pass.blocks[uncut]
-    alike: dict[Pass, float] = {}
+    similarities: dict[Pass, float] = {}
     for other in inner_passes:
         same = (other.blocks[-size:] if is_first else other.blocks[:size])[uncut]
         if len(other.blocks) > size and _is_same_stack(same, blocks, sequence):
-            alike[other] = similarity(sequence.token[_inside(same)], sequence.token[_inside(blocks)])
-    return max(alike, key=alike.__getitem__, default=model_pass)
+            similarities[other] = similarity(sequence.token[_inside(same)], sequence.token[_inside(blocks)])
+    return max(similarities, key=similarities.__getitem__, default=model_pass)
 
 
 def _stack_of(stacks: list[Pass], model_pass: Pass, sequence: Sequence) -> int:

@@ -131,8 +131,8 @@ def sequences(trace: Trace) -> list[Sequence]:
         outer[positions] |= products[firsts[np.searchsorted(firsts[:-1], positions)]] > products[positions]
         # convolutions that few stretches between anchors have embed patches or sounds
         positions = low + np.flatnonzero(names.convolution[token[of_device]])
-        stretches = pd.Series(np.searchsorted(firsts[:-1], positions))
-        stretches_of_kernel = stretches.groupby(token[positions]).transform("nunique").to_numpy()
+        gap = pd.Series(np.searchsorted(firsts[:-1], positions))
+        stretches_of_kernel = gap.groupby(token[positions]).transform("nunique").to_numpy()
         outer[positions] |= stretches_of_kernel <= len(anchors) / 4
         device_sequences.append(
             Sequence(
