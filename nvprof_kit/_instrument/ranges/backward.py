@@ -234,7 +234,7 @@ def follow(
     Runs for each module and step, so the usual cases are written out here instead of in functions of their own.
     """
     parent, first = position.call, sequence()
-    call = position.call = Frame()
+    call = Frame()
     call.layer, call.parent, call.edges, call.node_count = layer, parent, [first], 0
     call.visited = call.marked = None
     if parent is None:
@@ -246,6 +246,7 @@ def follow(
         if node_count > len(parent.visited or ()):  # an argument may be new
             parent.search(grad_nodes([*args, *kwargs.values()]), position)
         parent.node_count = node_count
+    position.call = call  # only now, as a search may raise: an argument's own code runs in it
     outputs: Any = None
     try:
         outputs = function(*args, **kwargs)

@@ -44,7 +44,8 @@ def wrap(function: T, block: Block | BlockOf) -> T:
     call = cast(Callable[..., Any], function)
     block_of: BlockOf = (lambda *_args, **_kwargs: block) if isinstance(block, Block) else block
     if inspect.isasyncgenfunction(call):
-        raise UsageError(f"layer_range on {call.__qualname__}: an asynchronous generator; decorate what it awaits")
+        name = getattr(call, "__qualname__", repr(call))
+        raise UsageError(f"{name} is an asynchronous generator; decorate what it awaits")
     if inspect.iscoroutinefunction(call):
         forwarder = _forwarder(call, _resuming(call, block_of, _await_resumes), "async def", "await {}")
     elif inspect.isgeneratorfunction(call):

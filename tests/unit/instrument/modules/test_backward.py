@@ -1,6 +1,7 @@
 """Backward passes of every kind: nested, aborted, repeated, partial, on no gradients at all."""
 
 import threading
+from collections import UserDict
 from collections.abc import Callable
 
 import pytest
@@ -44,6 +45,20 @@ def test_aborted_backward_leaves_nothing_open(sink):
     with pytest.raises(ZeroDivisionError):
         model[1](hidden).sum().backward()
     assert sink.open_count() == 0
+    sink.lines.clear()
+    model(torch.ones(1, 2)).sum().backward()
+    assert lines_of(sink, " backward") == ["Sequential backward", "1 backward", "0 backward"]
+
+
+def test_a_call_whose_arguments_cannot_be_searched_leaves_nothing_open(sink):
+    class Lazy(UserDict[str, torch.Tensor]):
+        def values(self):
+            raise KeyError("not loaded")
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    annotate_model(model)
+    with pytest.raises(KeyError, match="not loaded"):
+        model(Lazy())
     sink.lines.clear()
     model(torch.ones(1, 2)).sum().backward()
     assert lines_of(sink, " backward") == ["Sequential backward", "1 backward", "0 backward"]
