@@ -156,7 +156,8 @@ def test_times_of_a_pytorch_trace_count_from_its_first_event(path):
         times["advise"] = capture.advise().to_frame()[["start_ns", "end_ns"]]
     for verb, values in times.items():
         found = values.to_numpy()
-        assert len(found) and found.min() >= 0 and found.max() <= 1000 * (last_us - first_us) + 1, verb
+        assert len(found) or verb == "advise"  # which has nothing to say of some
+        assert ((found >= 0) & (found <= 1000 * (last_us - first_us) + 1)).all(), verb
 
 
 @pytest.mark.parametrize("path", [path for path in CAPTURES if ".sqlite" in path.name], ids=lambda path: path.name)
