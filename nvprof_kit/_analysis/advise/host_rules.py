@@ -268,7 +268,7 @@ def dataloader(program: Program) -> Iterator[Finding]:
 def host_busy(program: Program) -> Iterator[Finding]:
     """Idle while the host runs Python outside layers (in a PyTorch trace with stacks; it names the function), while
     the thread that launches is on no CPU outside layers (with `-t osrt`, it names the call: `recv`, `read`,
-    `nanosleep`), or in stretches of a tenth of a step or more in which what the host does is unknown.
+    `nanosleep`), or in stretches of a twentieth of a step or more in which what the host does is unknown.
 
     Saves: That time.
     """

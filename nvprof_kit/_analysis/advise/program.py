@@ -40,7 +40,7 @@ SCORES_PART = 0.25
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
 
-STALL_OF_STEP = 0.1
+STALL_OF_STEP = 0.05
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
 STEPS_TO_JUDGE = 4
