@@ -247,7 +247,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     ops, is_product = program.ops, program.ops["kernel_class"].isin(("gemm", "attention"))
     is_fp32 = matching(ops["name"], _FP32) & is_product
     products = ops[is_fp32]
-    if not len(products):
+    if not products["ns"].any():
         return
     # of weights and activations to fp32 and back, for these products
     casts = ops[matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)]
@@ -261,6 +261,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     has_peers = times["size"] >= SIBLINGS - 1
     saved_ns = (times["fp32_ns"] * saved_share).where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
     saves = busy_ns * float(saved_ns.sum() / times["fp32_ns"].sum()) + cast_ns
+    saves = min(saves, program.busy_ns(ops[ops.index.isin(products.index.union(casts.index))]))  # they may overlap
     layer, phase = costliest(products, "ns")
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (

@@ -172,7 +172,9 @@ class Program(Operations):
             skipped = of_lane[of_lane["step"].notna() & ~of_lane.index.isin(self.steps.index)].sort_values("start_ns")
             start_ns = skipped["start_ns"].to_numpy()
             intervals = start_ns, start_ns + skipped["wall_ns"].to_numpy()
-            replays.append((Replay(host, ops, intervals), of_lane.index))
+            replay = Replay(host, ops, intervals)
+            if len(replay.calls):
+                replays.append((replay, of_lane.index))
         return replays
 
     def saved_ns(self, waits: pd.DataFrame, gaps: pd.DataFrame) -> int:

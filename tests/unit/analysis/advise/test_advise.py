@@ -796,6 +796,15 @@ def test_of_fp32_products_is_saved_what_layers_like_them_show(file):
     assert (finding.layer, finding.saves_ns) == ("layers.2.mlp", 60_000)
 
 
+def test_damaged_times_are_advised_on_too(file):
+    """Calls after all that they launched, and the product of one layer in fp32 with no length."""
+    file.range_("layers.0.mlp", 0, 900)
+    for number in range(3):
+        at = 90_000 + 1_000 * number
+        file.kernel(10_000 * number, 10_000 * number, launched=(at, at + 500), name="ampere_sgemm_128x64_tn")
+    assert not of_rule("launch", file.write())
+
+
 def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their_own(file):
     file.range_("step 0", 0, 2_000_000, category="step", payload=0)
     begin = 0
