@@ -182,7 +182,10 @@ def advise(
     if slowest is not None:
         findings = comm_rules.slowest_first(program, slowest, findings)
     return Advice(
-        findings=tuple(replace(finding, saves_ns=round(finding.saves_ns / program.parts)) for finding in findings),
+        findings=tuple(  # operations may run past the end of their step, and over each other
+            replace(finding, saves_ns=round(min(finding.saves_ns, program.wall_ns) / program.parts))
+            for finding in findings
+        ),
         wall_ns=max(round(program.wall_ns / program.parts), 1),
         steps=program.choice.count,
         all_steps=len(program.choice.shown),
