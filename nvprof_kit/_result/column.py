@@ -26,7 +26,7 @@ class Column:
         meaning: What the values are, for the documentation and for readers of JSON.
         unit: Unit of the numbers; '' for counts, texts and flags.
         kind: Type of the values.
-        heading: Heading in printed tables; '' for `headed`'s choice.
+        heading: Heading in printed tables; '' for its name without the unit.
         fold: How the values of equal blocks become one value.
     """
 
