@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms
+from nvprof_kit._analysis.breakdown.devices import PLACE
 from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._findings import Finding
 from nvprof_kit.issues import plural
@@ -20,8 +21,8 @@ SURE_SHARE, LIKELY_SHARE = 0.5, 0.3
 """A profiler at most doubles the host's time, so half of the step is idle without it too, and of less than a third
 there may be nothing left.
 """
-STEADY = 0.8
-"""Launching late in every step is what the steps that wait least show."""
+WORTH_A_NOTE = 0.8
+"""A note says why a saving shrinks to less than this part; disturbed steps shrink it only if they do so."""
 LOOP_KERNELS, LOOP_SHARE = 50, 0.2
 _OTHER_CAUSES = ("dataloader", "allocation", "loading", "gc", "off_cpu", "profiler", "python")
 """Causes of idle time other than launching late, waiting, and the device's own."""
@@ -48,6 +49,11 @@ _LAUNCH_FIXES = {
 }
 """What makes launches fewer or each worth more, by `Program.mode`."""
 
+_LOOP_FIX = (
+    "do for all at once what a loop over parameters, tokens or sequences does one by one (torch._foreach_*, an index "
+    "for all of them), do it every N steps, or compile that function"
+)
+
 
 def launch(program: Program) -> Iterator[Finding]:
     """The GPU waits for launches for 5 % of the time or more, and graphs are not being captured. Where the loop
@@ -56,65 +62,89 @@ def launch(program: Program) -> Iterator[Finding]:
     that part. Profilers slow the host: below 50 % of the step the confidence is `medium`, below 30 % `low`, and `low`
     if Python's stacks were recorded.
 
-    Saves: What of it remains without the profiler, as in `sync`, if the host never waited for the GPU, in the steps
-    that wait least (if all run equally many operations the least but for the first, else a quarter of them).
+    Saves: How long the GPU would wait for launches without the profiler, as in `sync`, if the host never waited for the
+    GPU. A disturbed host makes single steps longer, so all steps count like a short one: the 5th percentile of their
+    waits if all run equally many operations, else the 25th, and of four steps or more without the first.
     """
-    stalls, at_copies = program.stalls, program.gaps_at_copies
-    busy_elsewhere = pd.concat([stalls, at_copies[at_copies["cause"].isin(("unknown", "launch"))]])
-    elsewhere_ns = int(busy_elsewhere["idle_ns"].sum())
-    late_ns = program.idle_ns("launch", "unknown") - elsewhere_ns
-    late_share = late_ns / max(late_ns + elsewhere_ns + program.idle_ns(*_OTHER_CAUSES), 1)
-    saves = min(int(program.launched_late_ns() * late_share), late_ns)
-    notes = []
-    if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:
-        notes.append(
-            f"without {program.ms(stalls['idle_ns'].sum())} in which the host was long busy with something else"
-        )
-    if saves < STEADY * late_ns:
-        notes.append(f"{program.ms(late_ns - saves)} of it are the profiler's or follow waits: not counted")
-    stalls_ns = stalls.groupby("window")["idle_ns"].sum().reindex(program.steps.index, fill_value=0)
-    by_step_ns = program.steps["idle_launch_ns"] + program.steps["idle_unknown_ns"] - stalls_ns
-    steady_ns = int(saves * min(program.steady_ns(by_step_ns) / max(by_step_ns.sum(), 1), 1))
-    if steady_ns < STEADY * saves:
-        notes.append(
-            f"only {program.ms(steady_ns)} of it in the steps that wait least: the host was disturbed in the others"
-        )
-        saves = steady_ns
-    if saves < LAUNCH_SHARE * program.wall_ns or program.mode == "graph capture":
+    busy_gaps = pd.concat(
+        [program.stalls, program.gaps_at_copies[program.gaps_at_copies["cause"].isin(("unknown", "launch"))]]
+    )
+    saves_ns, notes = _launch_savings(program, busy_gaps)
+    if saves_ns < LAUNCH_SHARE * program.wall_ns or program.mode == "graph capture":
         return
     confidence = "high"
     if program.trace.frames is not None and len(program.trace.frames):
         confidence = "low"
         notes.append("the recording of Python's stacks slows the host: record without them to know")
-    elif saves < SURE_SHARE * program.wall_ns:
-        confidence = "medium" if saves >= LIKELY_SHARE * program.wall_ns else "low"
+    elif saves_ns < SURE_SHARE * program.wall_ns:
+        confidence = "medium" if saves_ns >= LIKELY_SHARE * program.wall_ns else "low"
         notes.append("the profiler makes the host slower: compare the step's time without it")
-    keys = ["cause", "layer", "phase", "operator", "call"]
-    not_launching_ns = busy_elsewhere.groupby(keys, observed=True)["idle_ns"].sum().to_dict()
-    rows = program.idle("launch", "unknown")
-    rows_ns = [
-        max(row.idle_ns - not_launching_ns.get(row[:5], 0), 0)
-        for row in rows[[*keys, "idle_ns"]].itertuples(index=False)
-    ]
-    rows = rows.assign(idle_ns=rows_ns).astype({"layer": str, "phase": str})
-    in_loop = _outside_layers(rows)
-    kernels = program.kernels[_outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)]
-    outside_ns, total_ns = rows["idle_ns"][in_loop].sum(), rows["idle_ns"].sum()
-    is_loop = len(kernels) >= LOOP_KERNELS * program.parts and LOOP_SHARE * total_ns <= outside_ns < total_ns
+    idle = _idle_for_launches(program, busy_gaps)
+    in_loop = _in_loop(program, idle)
     fix, refuted_by = _launch_fix(program)
-    loop_fix = (
-        "do for all at once what a loop over parameters, tokens or sequences does one by one (torch._foreach_*, an "
-        "index for all of them), do it every N steps, or compile that function"
-    )
-    for rows_of_kind, title, fix_of_kind, refuted_by_of_kind in (
-        (rows[in_loop & is_loop], "Kernels outside the layers are launched one by one", loop_fix, "it stays as it is"),
-        (rows[~(in_loop & is_loop)], "The GPU waits for the host to launch", fix, refuted_by),
+    for rows, title, advice, refutation in (
+        (idle[in_loop], "Kernels outside the layers are launched one by one", _LOOP_FIX, "it stays as it is"),
+        (idle[~in_loop], "The GPU waits for the host to launch", fix, refuted_by),
     ):
-        if rows_of_kind["idle_ns"].sum():
+        if rows["idle_ns"].sum():
             yield program.finding_in_idle(
-                "launch", title, rows_of_kind, fix=fix_of_kind, refuted_by=refuted_by_of_kind, confidence=confidence,
-                saves=saves * (rows_of_kind["idle_ns"].sum() / total_ns), note="".join(f"; {note}" for note in notes),
+                "launch", title, rows, fix=advice, refuted_by=refutation, confidence=confidence,
+                saves=saves_ns * (rows["idle_ns"].sum() / idle["idle_ns"].sum()),
+                note="".join(f"; {note}" for note in notes),
             )  # fmt: skip
+
+
+def _launch_savings(program: Program, busy_gaps: pd.DataFrame) -> tuple[int, list[str]]:
+    """How much shorter the steps would be if every launch came in time, and notes on what that leaves out.
+
+    Args:
+        program: The program.
+        busy_gaps: The gaps of the causes `launch` and `unknown` in which the host did something else than launch.
+    """
+    busy_ns = int(busy_gaps["idle_ns"].sum())
+    launch_idle_ns = program.idle_ns("launch", "unknown") - busy_ns
+    # without the profiler, late launches have the same part in the idle time as with it
+    launch_share = launch_idle_ns / max(launch_idle_ns + busy_ns + program.idle_ns(*_OTHER_CAUSES), 1)
+    saves_ns = min(int(program.launched_late_ns() * launch_share), launch_idle_ns)
+    notes = []
+    stalls = program.stalls
+    if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:
+        notes.append(
+            f"without {program.ms(stalls['idle_ns'].sum())} in which the host was long busy with something else"
+        )
+    if saves_ns < WORTH_A_NOTE * launch_idle_ns:
+        notes.append(f"{program.ms(launch_idle_ns - saves_ns)} of it are the profiler's or follow waits: not counted")
+    stalls_ns = stalls.groupby("window")["idle_ns"].sum().reindex(program.steps.index, fill_value=0)
+    by_step_ns = program.steps["idle_launch_ns"] + program.steps["idle_unknown_ns"] - stalls_ns
+    steady_ns = int(saves_ns * min(program.steady_ns(by_step_ns) / max(by_step_ns.sum(), 1), 1))
+    if steady_ns >= WORTH_A_NOTE * saves_ns:
+        return saves_ns, notes
+    notes.append(
+        f"only {program.ms(steady_ns)} of it in the steps that wait least: the host was disturbed in the others"
+    )
+    return steady_ns, notes
+
+
+def _idle_for_launches(program: Program, busy_gaps: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `Program.idle` in which the GPU waits for a launch, without the time of these gaps."""
+    idle, place = program.idle("launch", "unknown"), ["cause", *PLACE]
+    busy_ns = busy_gaps.groupby(place, observed=True)["idle_ns"].sum().to_dict()
+    idle_ns = [
+        max(row.idle_ns - busy_ns.get(row[: len(place)], 0), 0)
+        for row in idle[[*place, "idle_ns"]].itertuples(index=False)
+    ]
+    return idle.assign(idle_ns=idle_ns).astype({"layer": str, "phase": str})
+
+
+def _in_loop(program: Program, idle: pd.DataFrame) -> pd.Series[bool]:
+    """Which of these rows belong to the loop outside the layers, if it launches many kernels and has much of the idle
+    time, but not all; else none.
+    """
+    outside = _outside_layers(idle)
+    outside_ns, total_ns = idle["idle_ns"][outside].sum(), idle["idle_ns"].sum()
+    launched = _outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)
+    is_loop = launched.sum() >= LOOP_KERNELS * program.parts and LOOP_SHARE * total_ns <= outside_ns < total_ns
+    return outside & is_loop
 
 
 def _outside_layers(rows: pd.DataFrame) -> pd.Series[bool]:
