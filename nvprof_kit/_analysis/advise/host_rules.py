@@ -79,8 +79,7 @@ def launch(program: Program) -> Iterator[Finding]:
     elif saves_ns < SURE_SHARE * program.wall_ns:
         confidence = "medium" if saves_ns >= LIKELY_SHARE * program.wall_ns else "low"
         notes.append("the profiler makes the host slower: compare the step's time without it")
-    idle = _idle_for_launches(program, busy_gaps)
-    in_loop = _in_loop(program, idle)
+    idle, in_loop = _launch_idle(program, busy_gaps)
     fix, refuted_by = _launch_fix(program)
     for rows, title, advice, refutation in (
         (idle[in_loop], "Kernels outside the layers are launched one by one", _LOOP_FIX, "it stays as it is"),
@@ -125,26 +124,22 @@ def _launch_savings(program: Program, busy_gaps: pd.DataFrame) -> tuple[int, lis
     return steady_ns, notes
 
 
-def _idle_for_launches(program: Program, busy_gaps: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `Program.idle` in which the GPU waits for a launch, without the time of these gaps."""
-    idle, place = program.idle("launch", "unknown"), ["cause", *PLACE]
-    busy_ns = busy_gaps.groupby(place, observed=True)["idle_ns"].sum().to_dict()
-    idle_ns = [
-        max(row.idle_ns - busy_ns.get(row[: len(place)], 0), 0)
-        for row in idle[[*place, "idle_ns"]].itertuples(index=False)
-    ]
-    return idle.assign(idle_ns=idle_ns).astype({"layer": str, "phase": str})
-
-
-def _in_loop(program: Program, idle: pd.DataFrame) -> pd.Series[bool]:
-    """Which of these rows belong to the loop outside the layers, if it launches many kernels and has much of the idle
-    time, but not all; else none.
+def _launch_idle(program: Program, busy_gaps: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[bool]]:
+    """The rows of `Program.idle` in which the GPU waits for launches, without the time of these gaps; and which of them
+    belong to the loop outside the layers, if it launches many kernels and has much of that time, but not all.
     """
-    outside = _outside_layers(idle)
-    outside_ns, total_ns = idle["idle_ns"][outside].sum(), idle["idle_ns"].sum()
-    launched = _outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)
-    is_loop = launched.sum() >= LOOP_KERNELS * program.parts and LOOP_SHARE * total_ns <= outside_ns < total_ns
-    return outside & is_loop
+    idle, keys = program.idle("launch", "unknown"), ["cause", *PLACE]
+    busy_ns = busy_gaps.groupby(keys, observed=True)["idle_ns"].sum().to_dict()
+    idle_ns = [
+        max(row.idle_ns - busy_ns.get(row[: len(keys)], 0), 0)
+        for row in idle[[*keys, "idle_ns"]].itertuples(index=False)
+    ]
+    idle = idle.assign(idle_ns=idle_ns).astype({"layer": str, "phase": str})
+    outside, total_ns = _outside_layers(idle), idle["idle_ns"].sum()
+    outside_ns = idle["idle_ns"][outside].sum()
+    kernels = (_outside_layers(program.kernels) & (program.kernels["graph_node"] < 0)).sum()
+    is_loop = kernels >= LOOP_KERNELS * program.parts and LOOP_SHARE * total_ns <= outside_ns < total_ns
+    return idle, outside & is_loop
 
 
 def _outside_layers(rows: pd.DataFrame) -> pd.Series[bool]:
@@ -235,7 +230,12 @@ def sync(program: Program) -> Iterator[Finding]:
     for rows in longest:
         without = gaps.loc[other_gaps.index.union(program.gaps_between(rows).index)]
         costs.append((int((program.saved_ns(rows, without) - without_others_ns) * program.undisturbed), rows))
-    costs = [(saves, rows) for saves, rows in costs if _notable(saves, len(rows), program)]
+    often = OFTEN * program.parts if program.choice.count else np.inf
+    costs = [
+        (saves, rows)
+        for saves, rows in costs
+        if saves >= max((OFTEN_SHARE if len(rows) >= often else SYNC_SHARE) * program.wall_ns, 1)
+    ]
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
@@ -267,12 +267,6 @@ def sync(program: Program) -> Iterator[Finding]:
             "medium" if is_late else "high",
             "the idle time remains when the call is removed",
         )  # fmt: skip
-
-
-def _notable(saves: int, waits: int, program: Program) -> bool:
-    """Whether so many waits lose a notable share of the steps' time."""
-    often = program.choice.count and waits >= OFTEN * program.parts
-    return saves >= max((OFTEN_SHARE if often else SYNC_SHARE) * program.wall_ns, 1)
 
 
 def _number(count: int, program: Program) -> str:
