@@ -198,7 +198,8 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
     weights = np.power(np.uint64(1_000_003), (np.arange(len(run)) - starts[run]).astype(np.uint64))
     kernels = np.add.reduceat((names + np.uint64(1)) * weights, starts)
     kernels ^= first["block_kind"].cat.codes.to_numpy(dtype=np.uint64)
-    kinds = first["layer_kind"].astype(str).groupby(kernels).agg(lambda kinds: " ".join(sorted(set(kinds))))
+    pairs = pd.DataFrame({"kernels": kernels, "kind": first["layer_kind"]}).drop_duplicates().astype({"kind": str})
+    kinds = pairs.sort_values("kind").groupby("kernels")["kind"].agg(" ".join)
     parts = np.where(first["layer"] != NO_LAYER, kinds.loc[kernels], names[starts].astype(str))
     return pd.Series(pd.Categorical(parts)[run], chains.index)
 

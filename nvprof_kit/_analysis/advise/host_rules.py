@@ -66,11 +66,14 @@ def launch(program: Program) -> Iterator[Finding]:
     GPU. A disturbed host makes single steps longer, so all steps count like a short one: the 5th percentile of their
     waits if all run equally many operations, else the 25th, and of four steps or more without the first.
     """
+    least_ns = LAUNCH_SHARE * program.wall_ns
+    if program.idle_ns("launch", "unknown") < least_ns or program.mode == "graph capture":
+        return
     busy_gaps = pd.concat(
         [program.stalls, program.gaps_at_copies[program.gaps_at_copies["cause"].isin(("unknown", "launch"))]]
     )
     saves_ns, notes = _launch_savings(program, busy_gaps)
-    if saves_ns < LAUNCH_SHARE * program.wall_ns or program.mode == "graph capture":
+    if saves_ns < least_ns:
         return
     confidence = "high"
     if program.trace.frames is not None and len(program.trace.frames):
@@ -224,6 +227,8 @@ def sync(program: Program) -> Iterator[Finding]:
     gaps, waits = program.times.gaps, program.waits
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
     longest = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[: 2 * PLACES]
+    if not longest:
+        return
     other_gaps = program.gaps[program.gaps["cause"].isin(_OTHER_CAUSES)]
     without_others_ns = program.saved_ns(waits[:0], other_gaps)
     costs = []

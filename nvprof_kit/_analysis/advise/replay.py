@@ -118,7 +118,10 @@ class Replay:
             waits: Calls, rows of `HostCalls`, in which the host no longer waits.
             intervals: Start and end in ns of the host's time that vanishes, in order, none in another.
         """
-        return max(self.length_ns - self._run(np.isin(self.calls, waits), intervals), 0)
+        is_gone = np.isin(self.calls, waits)
+        if not is_gone.any() and not len(intervals[0]):
+            return 0.0
+        return max(self.length_ns - self._run(is_gone, intervals), 0)
 
     def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals) -> float:
         """How long it takes if these of `calls` do not wait, and the host's time in these intervals vanishes."""
