@@ -144,8 +144,8 @@ class _Samples(NamedTuple):
         assert trace.samples is not None
         device_rows = trace.samples[trace.samples["device"] == device]
         start, index = np.unique(device_rows["time_ns"].to_numpy(), return_inverse=True)
-        usual = int(np.median(np.diff(start))) if len(start) > 1 else 0
-        end = np.append(np.minimum(start[1:], start[:-1] + 2 * usual), start[-1:] + usual)
+        usual_interval = int(np.median(np.diff(start))) if len(start) > 1 else 0
+        end = np.append(np.minimum(start[1:], start[:-1] + 2 * usual_interval), start[-1:] + usual_interval)
         ops = trace.ops[trace.ops["device"] == device]
         busy = _covered(ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), start, end)
         busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)

@@ -95,20 +95,22 @@ class _Tensor(NamedTuple):
 
     @classmethod
     def of(cls, dims: Any, strides: Any, dtype: str, width: int) -> _Tensor:
-        """A tensor of these dimensions.
+        """A tensor of these dimensions; strides that were not recorded count as those of distinct elements.
 
         Raises:
-            ValueError: They are none.
+            ValueError: `dims` is not a list of lengths.
         """
         if not isinstance(dims, list) or not all(type(length) is int and length >= 0 for length in dims):
-            raise ValueError(f"{dims} is no shape")
-        steps = strides if isinstance(strides, list) and len(strides) == len(dims) else [1] * len(dims)
-        elements = prod(length if step else min(length, 1) for length, step in zip(dims, steps, strict=True))
+            raise ValueError(f"{dims} is not a shape")
+        if not isinstance(strides, list) or len(strides) != len(dims):
+            strides = [1] * len(dims)
+        # a dimension of stride 0 is expanded: it repeats one element
+        elements = prod(length if stride else min(length, 1) for length, stride in zip(dims, strides, strict=True))
         return cls(dims, dtype, width, elements * width)
 
     @property
-    def whole(self) -> int:
-        """Bytes of as many elements, each its own."""
+    def dense_bytes(self) -> int:
+        """Bytes of a tensor of this shape whose elements are all distinct."""
         return prod(self.dims) * self.width
 
 
@@ -149,10 +151,10 @@ class _Call(NamedTuple):
             return []
         if not dims and not position:
             raise ValueError("shapes that were not recorded")
-        each_strides = strides if isinstance(strides, list) and len(strides) == len(dims) else [[]] * len(dims)
+        strides_of_each = strides if isinstance(strides, list) and len(strides) == len(dims) else [[]] * len(dims)
         last = next(reversed(widths.values()), 4) if widths else 4
-        return [_Tensor.of(shape, steps, "fp32", (widths or {}).get(prod(shape), last))
-                for shape, steps in zip(dims, each_strides, strict=True)]  # fmt: skip
+        return [_Tensor.of(shape, stride, "fp32", (widths or {}).get(prod(shape), last))
+                for shape, stride in zip(dims, strides_of_each, strict=True)]  # fmt: skip
 
     def shape(self, position: int, rank: int) -> Shape:
         """The shape of a tensor of at least so many dimensions, of any type."""
@@ -175,8 +177,10 @@ def _convolved(call: _Call) -> list[int]:
     """The shape of a convolution's result."""
     shape, weight = call.shape(0, 3), call.shape(1, 3)
     options = (call.value(position) for position in (3, 4, 5, 7))
-    stride, padding, dilation, more = (values * (len(shape) - 2 if len(values) == 1 else 1) for values in options)
-    parts = zip(shape[2:], padding, dilation, weight[2:], stride, more, strict=True)
+    stride, padding, dilation, output_padding = (
+        values * (len(shape) - 2) if len(values) == 1 else values for values in options
+    )
+    parts = zip(shape[2:], padding, dilation, weight[2:], stride, output_padding, strict=True)
     if call.value(6):
         lengths = [(length - 1) * step - 2 * pad + gap * (size - 1) + extra + 1
                    for length, pad, gap, size, step, extra in parts]  # fmt: skip
@@ -188,11 +192,11 @@ def _convolved(call: _Call) -> list[int]:
 def _convolution_backward(call: _Call) -> int:
     out, shape, weight = (call.shape(position, 3) for position in range(3))
     transposed, mask = bool(call.value(7)), call.value(10)
-    turned = [[sizes[1], sizes[0], *sizes[2:]] for sizes in (out, shape, weight)]
+    swapped = [[sizes[1], sizes[0], *sizes[2:]] for sizes in (out, shape, weight)]
     count = _conv(out, weight, shape, not transposed) if mask[0] else 0
     if mask[1]:
-        by, of = (turned[1], turned[0]) if transposed else (turned[0], turned[1])
-        count += _conv(of, by, turned[2], False)
+        by, of = (swapped[1], swapped[0]) if transposed else (swapped[0], swapped[1])
+        count += _conv(of, by, swapped[2], False)
     return count
 
 
@@ -271,7 +275,7 @@ def _elements(tensors: Sequence[_Tensor]) -> int:
 def _gradients(first: int, mask: int = 0) -> Callable[[_Call, Sequence[_Tensor]], list[int]]:
     """The gradients of an attention's or convolution's arguments from the first on, as far as a mask asks for them."""
     return lambda call, _: [
-        tensor.whole
+        tensor.dense_bytes
         for position, is_asked in enumerate(call.value(mask)[:2] if mask else [True] * 3)
         for tensor in call.tensors(first + position)[:is_asked]
     ]
@@ -282,11 +286,11 @@ def _reduced(call: _Call, tensors: Sequence[_Tensor]) -> list[int]:
     if second:  # the smaller of two
         return [_elements(tensors) * tensor.width]
     candidates = [call.value(position) for position in (1, 2)]
-    named = next(
+    axes_argument = next(
         (axes for axes in candidates if isinstance(axes, list)),
         candidates[:1] if isinstance(candidates[0], int) else [],
     )
-    axes = {axis % len(tensor.dims) for axis in named or range(len(tensor.dims))}
+    axes = {axis % len(tensor.dims) for axis in axes_argument or range(len(tensor.dims))}
     return [prod(length for axis, length in enumerate(tensor.dims) if axis not in axes) * tensor.width]
 
 
@@ -308,16 +312,16 @@ _RESULTS: Mapping[str, Callable[[_Call, Sequence[_Tensor]], list[int]]] = {
         r"_to_copy": lambda call, of: [prod(of[0].dims) * _CODES.get(call.value(1, -1), of[0].width)],
         r"embedding": lambda call, of: [prod(of[1].dims) * of[0].dims[-1] * of[0].width],
         r"embedding(_dense)?_backward": lambda call, of: [call.value(2) * of[0].dims[-1] * of[0].width],
-        r"index": lambda call, of: [of[0].whole],  # the shapes of the indices are not recorded
+        r"index": lambda call, of: [of[0].dense_bytes],  # the shapes of the indices are not recorded
         r"index_select": lambda call, of: [
-            of[0].whole // max(of[0].dims[call.value(1)], 1) * prod(of[1].dims)
+            of[0].dense_bytes // max(of[0].dims[call.value(1)], 1) * prod(of[1].dims)
         ],
         r"gather|take": lambda call, of: [prod(of[-1].dims) * of[0].width],
         r"nll_loss.*_forward|.*_loss": lambda call, of: [of[0].width],
         r"eq|ne|lt|le|gt|ge|greater|less|logical_\w+|is(nan|inf|finite)": lambda call, of: [_elements(of)],
         r"sum|mean|amax|amin|prod|var|std|logsumexp|any|all|max|min|argmax|argmin|norm|linalg_vector_norm": _reduced,
-        r"cat|stack|_chunk_cat": lambda call, of: [sum(tensor.whole for tensor in of)],
-        r"\w+_like": lambda call, of: [of[0].whole],
+        r"cat|stack|_chunk_cat": lambda call, of: [sum(tensor.dense_bytes for tensor in of)],
+        r"\w+_like": lambda call, of: [of[0].dense_bytes],
         r"new_(zeros|ones|full)|(slice|select|diagonal)_backward": lambda call, of: [prod(call.value(1)) * of[0].width],
         r"zeros|ones|rand|randn": lambda call, of: [prod(call.value(0)) * _CODES.get(call.value(1, 6), 4)],
         r"full": lambda call, of: [prod(call.value(0)) * _CODES.get(call.value(2, 6), 4)],

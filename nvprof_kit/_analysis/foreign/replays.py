@@ -104,16 +104,18 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
 
 
 def _nodes(capture: Trace) -> pd.DataFrame:
-    """The calls that became nodes of a graph, by thread and time: the ``token`` of what they launch, the number of the
-    ``graph``, and the outermost ``operator`` around them. ROCm's calls tell which kernel they launch; CUDA's do not, so
-    the token is the kernel class of the innermost operator.
+    """The calls that became nodes of a graph, by thread and time.
+
+    Each has the number of its ``graph``, the outermost ``operator`` around it, and a ``token``, by which `_matches`
+    compares it with the operations of a replay: ``memcpy`` or ``memset``, or the kernel's name where calls have it, as
+    ROCm's do; CUDA's do not, so it is the kernel class of the innermost operator.
     """
     calls = capture.calls
     assert calls is not None, "read with NEEDED"
     calls = calls.astype({"name": object, "kernel": object})
     api = calls[calls["kind"] == CALL_KINDS.index("api")].sort_values(["tid", "start_ns"], kind="stable")
-    memory = "mem" + api["name"].str.extract(f"^{_LAUNCH.pattern}", expand=False)
-    api = api.assign(graph=api["name"].str.match(_BEGIN).cumsum(), token=memory)
+    memory_token = "mem" + api["name"].str.extract(f"^{_LAUNCH.pattern}", expand=False)
+    api = api.assign(graph=api["name"].str.match(_BEGIN).cumsum(), token=memory_token)
     is_node = api["name"].str.match(_LAUNCH) & (api["graph"] > 0)
     if capture.info.on_gpu:
         is_node &= ~api["correlation"].isin(capture.ops["correlation"])
@@ -121,14 +123,14 @@ def _nodes(capture: Trace) -> pd.DataFrame:
     operators = calls[(calls["kind"] == CALL_KINDS.index("operator")) & ~calls["name"].str.match(_REGION)]
     nesting = nest(*(operators[column].to_numpy() for column in ("start_ns", "end_ns", "tid")))
     innermost = nesting.innermost(nodes["tid"].to_numpy(), nodes["start_ns"].to_numpy())
-    top = np.where(nesting.depth == 0, np.arange(len(operators)), NONE)
+    outermost = np.where(nesting.depth == 0, np.arange(len(operators)), NONE)
     nodes["operator"] = pd.Categorical(
-        np.append(operators["name"], "")[np.append(inherit(top, nesting), NONE)[innermost]]
+        np.append(operators["name"], "")[np.append(inherit(outermost, nesting), NONE)[innermost]]
     )
-    launching = pd.Series(np.append(operators["name"], "")[innermost], dtype=object)
-    is_told = nodes["kernel"].ne("").any()
-    classes = launching.map({name: family_of(name).kernel_class for name in launching.unique()})
-    nodes["token"] = nodes["token"].fillna(nodes["kernel"] if is_told else classes)
+    launching_operator = pd.Series(np.append(operators["name"], "")[innermost], dtype=object)
+    has_kernel_names = nodes["kernel"].ne("").any()
+    classes = launching_operator.map({name: family_of(name).kernel_class for name in launching_operator.unique()})
+    nodes["token"] = nodes["token"].fillna(nodes["kernel"] if has_kernel_names else classes)
     return nodes
 
 
@@ -175,7 +177,7 @@ def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) 
     graphs = [rows.to_numpy() for _, rows in nodes.groupby("graph").groups.items()]
     node = np.full(len(ops), NONE, dtype=np.int64)
     graphs_of: dict[bytes, deque[Int64Array]] = {}
-    aligned: dict[tuple[bytes, bytes], Int64Array] = {}
+    alignments: dict[tuple[bytes, bytes], Int64Array] = {}
     for rows in replays:
         key = code_of_op[rows].tobytes()
         if key not in graphs_of:
@@ -186,12 +188,12 @@ def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) 
         if graphs_of[key]:
             graph = graphs_of[key][0]
             graphs_of[key].rotate(-1)  # graphs that are alike, as of equal blocks, are replayed in the order of capture
-            both = key, code_of_node[graph].tobytes()
-            if both not in aligned:
+            pair = key, code_of_node[graph].tobytes()
+            if pair not in alignments:
                 in_order = len(rows) == len(graph) and np.unique(stream[rows]).size == 1
-                align = np.arange(len(graph)) if in_order else _align(code_of_op[rows], code_of_node[graph])
-                aligned[both] = align
-            node[rows] = np.append(graph, NONE)[aligned[both]]
+                alignment = np.arange(len(graph)) if in_order else _align(code_of_op[rows], code_of_node[graph])
+                alignments[pair] = alignment
+            node[rows] = np.append(graph, NONE)[alignments[pair]]
     return node
 
 

@@ -20,7 +20,7 @@ from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
 from nvprof_kit._analysis.layers.fold import Blocks, ByLayer
 from nvprof_kit._analysis.layers.tree import ModelTree, with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, STALL_PREFIX, counters, missed_links
-from nvprof_kit._analysis.ncu.owners import Owner, measured_signatures, own_layers
+from nvprof_kit._analysis.ncu.owners import Owner, layers_of_kernels, measured_signatures
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.ncu.schema import NcuReport
@@ -34,7 +34,7 @@ def tidy(report: NcuReport) -> pd.DataFrame:
     """A row per measured kernel: id, pid, device, kernel, grid, block, layer, phase, and every metric by its full name,
     in base units.
     """
-    owners = own_layers(report.kernels).owners
+    owners = layers_of_kernels(report.kernels).owners
     who = report.kernels[["id", "pid", "device", "kernel", "grid", "block"]]
     who = who.assign(layer=[layer for layer, _ in owners], phase=[phase for _, phase in owners])
     return pd.concat([who, report.metrics, report.texts], axis=1)
@@ -214,7 +214,7 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     if amounts["duration_ns"].isna().all():
         raise CaptureError(f"{report.path}: no gpu__time_duration; measure with `--set basic` or section SpeedOfLight")
     if trace is None:  # every measured launch by itself
-        attribution, unused = own_layers(report.kernels), 0
+        attribution, unused = layers_of_kernels(report.kernels), 0
         owner, owners = pd.factorize(pd.Series(attribution.owners))
         launches = pd.DataFrame(
             {"owner": owner, "item": range(len(amounts)), "ns": amounts["duration_ns"].fillna(0.0), "launches": 1}

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 Owner = tuple[str, str]
 """Layer and phase."""
 
-_SUFFIXED = (Category.BACKWARD, Category.RECOMPUTE)
+_SUFFIX_CATEGORIES = (Category.BACKWARD, Category.RECOMPUTE)
+"""Categories that a range's name marks with a suffix."""
 
 
 @dataclass(frozen=True)
-class Owned:
-    """The owners of measured kernels.
+class KernelLayers:
+    """The layers and phases of measured kernels.
 
     Attributes:
         owners: (layer, phase) of each kernel.
@@ -41,66 +42,70 @@ class Owned:
     warnings: tuple[Issue, ...] = ()
 
 
-def own_layers(kernels: pd.DataFrame) -> Owned:
+def layers_of_kernels(kernels: pd.DataFrame) -> KernelLayers:
     """The owner of each measured kernel: the innermost layer's range, else the innermost phase's.
 
-    A layer is inside the layer whose forward range most often holds its own; where a report has none, by the others.
-    ncu records no categories, so a backward range is recognized by its suffix. In a program whose ranges have none, a
-    thread that never has a phase's range open, while another one does, is autograd's, and its layers are backward.
+    A layer is inside the layer whose forward range most often holds its own; in a report without forward ranges, its
+    backward and recompute ranges count. ncu records no categories, so a backward range is recognized by its suffix. In
+    a program whose ranges have none, a thread that never has a phase's range open, while another one does, is
+    autograd's, and its layers are backward.
 
     Args:
         kernels: The kernels of a report, columns pid, tid and stack.
     """
     stacks = [tuple(parse_range(text) for text in stack) for stack in kernels["stack"]]
     threads = [*zip(kernels["pid"].tolist(), kernels["tid"].tolist(), strict=True)]
-    has_suffix = any(named.category in _SUFFIXED for stack in stacks for named in stack)
-    with_phase = {
+    has_suffix = any(range_name.category in _SUFFIX_CATEGORIES for stack in stacks for range_name in stack)
+    threads_with_phase = {
         thread
         for thread, stack in zip(threads, stacks, strict=True)
-        if any(named.category in PHASE_CATEGORIES for named in stack)
+        if any(range_name.category in PHASE_CATEGORIES for range_name in stack)
     }
-    autograd = {thread for thread in threads if thread[1] >= 0 and with_phase and not has_suffix} - with_phase
+    autograd_threads = set()
+    if threads_with_phase and not has_suffix:
+        autograd_threads = {thread for thread in threads if thread[1] >= 0} - threads_with_phase
     owners = []
-    guessed = 0
+    guessed_count = 0
     for thread, stack in zip(threads, stacks, strict=True):
         layer, phase = _owner(stack)
-        if thread in autograd and phase == Category.FORWARD.value and layer != NO_LAYER:
+        if thread in autograd_threads and phase == Category.FORWARD.value and layer != NO_LAYER:
             phase = Category.BACKWARD.value
-            guessed += 1
+            guessed_count += 1
         owners.append((layer, phase))
-    layers = [[named for named in stack if named.category in LAYER_CATEGORIES] for stack in stacks]
-    forward = [stack for stack in layers if all(named.category is Category.FORWARD for named in stack)]
+    layers = [[range_name for range_name in stack if range_name.category in LAYER_CATEGORIES] for stack in stacks]
+    forward = [stack for stack in layers if all(range_name.category is Category.FORWARD for range_name in stack)]
     pairs = Counter(
         pair
         for stack in (forward if any(forward) else layers)
-        for pair in pairwise([*(named.text for named in reversed(stack)), ""])
+        for pair in pairwise([*(range_name.text for range_name in reversed(stack)), ""])
     )
     parents = parents_of(
-        dict.fromkeys(named.text for stack in layers for named in stack),
+        dict.fromkeys(range_name.text for stack in layers for range_name in stack),
         ((inner, outer, count) for (inner, outer), count in pairs.items()),
     )
     warnings = []
-    if guessed:
+    if guessed_count:
         warnings.append(
-            f"{guessed} kernels are taken for backward: their ranges do not say so, but their thread has no phase "
-            "while another has"
+            f"{guessed_count} kernels are taken for backward: their ranges do not say so, but their thread has no "
+            "phase while another has"
         )
     if not any(stacks):
         warnings.append(
             "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
             "another with --domain; with --capture CAPTURE the layers come from the capture"
         )
-    return Owned(tuple(owners), parents, as_issues("ranges", warnings))
+    return KernelLayers(tuple(owners), parents, as_issues("ranges", warnings))
 
 
 def _owner(stack: tuple[RangeName, ...]) -> Owner:
-    layer = next((named for named in reversed(stack) if named.category in LAYER_CATEGORIES), None)
+    """Layer and phase of a kernel launched inside these ranges, the outermost first."""
+    layer = next((range_name for range_name in reversed(stack) if range_name.category in LAYER_CATEGORIES), None)
     if layer is not None:
-        in_backward = any(named.category is Category.BACKWARD for named in stack)
+        in_backward = any(range_name.category is Category.BACKWARD for range_name in stack)
         is_recompute = layer.category is Category.FORWARD and in_backward
         return layer.text, (Category.RECOMPUTE if is_recompute else layer.category).value
-    phase = next((named.text for named in reversed(stack) if named.category in PHASE_CATEGORIES), NO_PHASE)
-    return NO_LAYER, phase
+    phase = next((range_name for range_name in reversed(stack) if range_name.category in PHASE_CATEGORIES), None)
+    return NO_LAYER, NO_PHASE if phase is None else phase.text
 
 
 _REGISTERS = "launch__registers_per_thread"
@@ -119,40 +124,41 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
     the role; and a report with neither represents all roles.
 
     Returns:
-        For each signature the places of its results, none where it was not measured.
+        For each signature the positions of its results, none where it was not measured.
     """
     by_launch: dict[tuple[str, str, str], list[int]] = {}
     for result, launch in enumerate(zip(*(report.kernels[name] for name in ("kernel", "grid", "block")), strict=True)):
         by_launch.setdefault((_plain(launch[0]), launch[1], launch[2]), []).append(result)
-    used = report.metrics.reindex(columns=[_REGISTERS, *_SHARED])
-    shared_bytes = used[[*_SHARED]].sum(axis="columns", skipna=False)
-    taken = [*zip(used[_REGISTERS].fillna(-1), shared_bytes.fillna(-1), strict=True)]
-    roles = [role_of(owner) for owner in own_layers(report.kernels).owners] if any(report.kernels["stack"]) else None
+    measured = report.metrics.reindex(columns=[_REGISTERS, *_SHARED])
+    shared_bytes = measured[[*_SHARED]].sum(axis="columns", skipna=False)
+    resources = [*zip(measured[_REGISTERS].fillna(-1), shared_bytes.fillna(-1), strict=True)]
+    has_ranges = any(report.kernels["stack"])
+    roles = [role_of(owner) for owner in layers_of_kernels(report.kernels).owners] if has_ranges else None
     results_of: list[list[int]] = []
     divided: dict[Signature, tuple[list[int], list[int]]] = {}
     for kind, signature in enumerate(kernels.signatures):
-        places = by_launch.get((_plain(signature.name), size_text(signature.grid), size_text(signature.block)), [])
-        places = [
-            result for result in places if taken[result] == (signature.registers, signature.shared_bytes)
-        ] or places
+        results = by_launch.get((_plain(signature.name), size_text(signature.grid), size_text(signature.block)), [])
+        results = [
+            result for result in results if resources[result] == (signature.registers, signature.shared_bytes)
+        ] or results
         if signature.roles:
-            divided.setdefault(replace(signature, roles=frozenset()), (places, []))[1].append(kind)
+            divided.setdefault(replace(signature, roles=frozenset()), (results, []))[1].append(kind)
         results_of.append(
-            [result for result in places if not (signature.roles and roles) or roles[result] in signature.roles]
+            [result for result in results if not (signature.roles and roles) or roles[result] in signature.roles]
         )
-    for places, kinds in divided.values():
+    for results, kinds in divided.values():
         # the results are in launch order; ncu measured all launches of a step, or those whose numbers are in the report
         early = kernels.launches[kernels.launches["is_early"] & kernels.launches["signature"].isin(kinds)]
         kind_of = dict(zip(early["invocation"], early["signature"], strict=True))
         planned = [number for number in sorted(report.invocations) if number in kind_of]
         numbers = next(
-            (candidates for candidates in (planned, sorted(kind_of)) if candidates and len(candidates) == len(places)),
+            (candidates for candidates in (planned, sorted(kind_of)) if candidates and len(candidates) == len(results)),
             None,
         )
         if numbers:
             for kind in kinds:
                 results_of[kind] = [
-                    result for result, number in zip(places, numbers, strict=True) if kind_of[number] == kind
+                    result for result, number in zip(results, numbers, strict=True) if kind_of[number] == kind
                 ]
     return results_of
 

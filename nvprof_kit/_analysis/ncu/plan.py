@@ -250,7 +250,7 @@ def _above_limit(
     its other operators that of its other kernels; in a layer that torch.compile fused, only the former is known.
     """
     products, all_work = (
-        np.nan_to_num([limits.get(owner, {}).get(amount, 0.0) * steps for owner in owners])  # unknown is as none
+        np.nan_to_num([limits.get(owner, {}).get(amount, 0.0) * steps for owner in owners])  # unknown counts as none
         for amount in ("products_ns", "limit_ns")
     )
     if not (products.any() or all_work.any()):

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.ncu.layers import NcuLayers
 
 _RANKS = {
-    **dict.fromkeys(("ms", "busy ms", "MFU", "of limit", "bound", "SM active"), 0),
-    **dict.fromkeys(("type", "stall"), 2),
-    **dict.fromkeys(("calls", "samples", "why"), 3),
+    **dict.fromkeys(("gpu_ns", "gpu_busy_ns", "busy_ns", "mfu", "of_limit", "bound", "sm_active_pct"), 0),
+    **dict.fromkeys(("dtype", "stall"), 2),
+    **dict.fromkeys(("calls", "samples", "reason"), 3),
 }
+"""Rank of a `table.Column` by the answer's column; 1 for others."""
 
 
 def layer_table(
@@ -64,7 +65,7 @@ def layer_table(
     }
     columns = {name: result.columns[result.schema][name] for name in names}
     printed = {
-        name: Column(column.heading, "left" if column.kind == "str" else "right", _RANKS.get(column.heading, 1), True)
+        name: Column(column.heading, "left" if column.kind == "str" else "right", _RANKS.get(name, 1), True)
         for name, column in columns.items()
     }
     labels = {"layer": Column("layer", "path"), "phase": Column("phase", "left", 0)}
