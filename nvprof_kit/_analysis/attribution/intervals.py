@@ -77,7 +77,7 @@ class Nesting:
 
     def changes(self) -> tuple[Int64Array, Int64Array]:
         """Threads and times at which the innermost range changes."""
-        return self.threads[self.change // self.line.span], self.line.moment(self.change)
+        return self.threads[self.change // self.line.span], self.line.time_at(self.change)
 
 
 def nest(start: Int64Array, end: Int64Array, tid: Int64Array, *, shorten: bool = False) -> Nesting:
@@ -197,14 +197,13 @@ def _changes(
     starts: Int64Array, finishes: Int64Array, parent: Int64Array, depth: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Change times and owners: a start makes the range innermost, an end its parent."""
-    lasting = np.flatnonzero(finishes > starts)  # a range of zero length is never innermost
-    times = np.concatenate([finishes[lasting], starts[lasting]])
-    owner = np.concatenate([parent[lasting], lasting])
-    is_start = np.repeat([0, 1], len(lasting))
-    rank = np.concatenate(
-        [-depth[lasting], depth[lasting]]
-    )  # ties: ends from the inside out, then starts from the outside in
-    order = np.lexsort((rank, is_start, times))
+    nonempty = np.flatnonzero(finishes > starts)  # a range of zero length is never innermost
+    times = np.concatenate([finishes[nonempty], starts[nonempty]])
+    owner = np.concatenate([parent[nonempty], nonempty])
+    is_start = np.repeat([0, 1], len(nonempty))
+    # ties: ends from the inside out, then starts from the outside in
+    tie_rank = np.concatenate([-depth[nonempty], depth[nonempty]])
+    order = np.lexsort((tie_rank, is_start, times))
     return times[order], owner[order]
 
 
@@ -237,7 +236,7 @@ _FITS = 1 << 62
 
 @dataclass(frozen=True)
 class Line:
-    """A line of lanes.
+    """Lanes (devices, threads) put one after another on one axis, so that one sorted array serves all of them.
 
     Attributes:
         origin: The earliest time in ns, the zero of each lane.
@@ -276,11 +275,11 @@ class Line:
             return time - self.origin
         return lane * self.span + (time - self.origin)
 
-    def within(self, time: Int64Array, before: int = 0) -> Int64Array:
+    def clamp(self, time: Int64Array, before: int = 0) -> Int64Array:
         """Times clamped to the lane, whose lower bound is `before` ns before its zero."""
         return np.clip(time, self.origin - before, self.origin + self.span - 1)
 
-    def moment(self, position: Int64Array) -> Int64Array:
+    def time_at(self, position: Int64Array) -> Int64Array:
         """The time in ns of a position on the line, in any lane."""
         return position % self.span + self.origin
 
@@ -425,22 +424,22 @@ class Cover:
         if not len(self._begins):
             return np.zeros(len(time), dtype=bool)
         lane_number = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
-        key = self._line.at(lane_number, self._line.within(time))
-        index = np.searchsorted(self._begins, key, side="right") - 1
-        is_open = (index >= 0) & (key < self._ends[index]) & (self._lanes[lane_number] == lane)
-        within: npt.NDArray[np.bool_] = is_open & (time >= self._line.origin)
-        return within
+        position = self._line.at(lane_number, self._line.clamp(time))
+        index = np.searchsorted(self._begins, position, side="right") - 1
+        is_in_lane = (self._lanes[lane_number] == lane) & (time >= self._line.origin)
+        is_covered: npt.NDArray[np.bool_] = is_in_lane & (index >= 0) & (position < self._ends[index])
+        return is_covered
 
     def _until(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Covered time before a moment, relative to an arbitrary zero of the lane."""
         if not len(self._begins):
             return np.zeros(len(lane), dtype=np.int64)
         lane_number = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
-        key = self._line.at(lane_number, self._line.within(time))
-        index = np.searchsorted(self._begins, key, side="right") - 1
-        here = np.maximum(index, 0)
-        within = np.minimum(key, self._ends[here]) - self._begins[here]
-        covered = np.where(index < 0, 0, self._before[here] + within)
+        position = self._line.at(lane_number, self._line.clamp(time))
+        index = np.searchsorted(self._begins, position, side="right") - 1
+        last = np.maximum(index, 0)
+        covered_of_last = np.minimum(position, self._ends[last]) - self._begins[last]
+        covered = np.where(index < 0, 0, self._before[last] + covered_of_last)
         return np.where(self._lanes[lane_number] == lane, covered, 0)
 
 

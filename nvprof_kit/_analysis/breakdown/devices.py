@@ -117,7 +117,7 @@ def levels(
         window = np.searchsorted(opens, start, side="right") - 1
         inside = (length > 0) & (window >= 0)
         inside[inside] = start[inside] < closes[window[inside]]
-        yield window[inside], line.moment(start[inside]), length[inside], level[inside]
+        yield window[inside], line.time_at(start[inside]), length[inside], level[inside]
 
 
 def exposed(trace: Trace, windows: Windows, active: Activity) -> Int64Array:
