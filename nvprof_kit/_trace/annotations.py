@@ -18,7 +18,7 @@ _REQUESTS = re.compile(r"execute_(?:\d+_)?(?:context|new)_(\d+)(?:\(.*\))?_(?:ge
 _FORWARD_MODE = re.compile(r"step\[(\w+) .*")
 _PHASE_OF_MODE = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed"}
 _GRAPH_CAPTURE = re.compile(r"capture_\d+_\w+")
-_MARKED = re.compile(r"## (forward|backward|optimizer|data_load|zero_grad) ##", re.IGNORECASE)
+_PHASE_MARK = re.compile(r"## (forward|backward|optimizer|data_load|zero_grad) ##", re.IGNORECASE)
 
 
 def loop_annotation(name: str) -> tuple[str, str] | None:
@@ -26,17 +26,17 @@ def loop_annotation(name: str) -> tuple[str, str] | None:
     phases annotated by the user; else None. A step of an engine: ``execute_context_1(888)_generation_0(0)``,
     ``step[EXTEND bs=1 toks=888]``.
     """
-    for prefix, (text, category) in _LOOP.items():
+    for prefix, (text, loop_category) in _LOOP.items():
         if name.startswith(prefix):
-            return text, category.value
+            return text, loop_category.value
     if _ENGINE_STEP.fullmatch(name):
         return name, Category.STEP.value
     if _GRAPH_CAPTURE.fullmatch(name):
         return "graph capture", Category.PHASE.value
-    if marked := _MARKED.fullmatch(name):
-        return marked[1].lower(), Category.PHASE.value
-    plain = parse_range(name)
-    return (name, plain.category.value) if plain.category in (Category.STEP, Category.PHASE) else None
+    if match := _PHASE_MARK.fullmatch(name):
+        return match[1].lower(), Category.PHASE.value
+    category = parse_range(name).category
+    return (name, category.value) if category in (Category.STEP, Category.PHASE) else None
 
 
 def engine_phase(name: str) -> str | None:

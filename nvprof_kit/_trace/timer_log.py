@@ -64,7 +64,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     """
     import pandas as pd
 
-    from nvprof_kit._trace.validate import check_moments
+    from nvprof_kit._trace.validate import check_time_span
 
     named = [Path(path) for path in paths]
     tables, warnings = [], []
@@ -82,7 +82,7 @@ def read_timer_logs(paths: Iterable[str | Path]) -> TimerLogs:
     if not sum(map(len, tables)):
         raise CaptureError(f"{where}: no timer line in it; needed lines written by global_timer: [RANK 0] …")
     stages = pd.concat(tables, ignore_index=True)
-    check_moments(where, [stages["start_ns"].to_numpy(), stages["end_ns"].to_numpy()])
+    check_time_span(where, [stages["start_ns"].to_numpy(), stages["end_ns"].to_numpy()])
     stages = stages.astype({"stage": "category"}).sort_values(["rank", "start_ns", "end_ns"], ignore_index=True)
     stages.insert(2, "call", stages.groupby(["rank", "stage"], observed=True).cumcount())
     return TimerLogs(where, stages, tuple(Issue("logs", "warning", 1.0, text) for text in warnings))
@@ -126,13 +126,14 @@ def _read(file: Path) -> tuple[pd.DataFrame, list[str]]:
     has_end = table["end_ns"] >= table["start_ns"]
     repeats = int(frame[has_end].duplicated().sum())
     table = table[has_end & ~frame.duplicated()]
-    lasted = table["end_ns"] - table["start_ns"]
-    differ = (lasted - table["cpu_ns"]).abs() > 50e6 + 0.1 * table["cpu_ns"].where(table["cpu_ns"] > lasted, lasted)
+    duration_ns = table["end_ns"] - table["start_ns"]
+    longer_ns = table["cpu_ns"].where(table["cpu_ns"] > duration_ns, duration_ns)
+    has_wrong_cpu_time = (duration_ns - table["cpu_ns"]).abs() > 50e6 + 0.1 * longer_ns
     faults = {
         f"{int((~has_end).sum())} of its lines have an end before their start, and are left out": not has_end.all(),
         f"{unread} of its lines {'is' if unread == 1 else 'are'} no timer's and left out": unread > 0,
         f"{repeats} of its lines stand in it twice, and count once": repeats > 0,
-        f"cpu_dur is not the time from start to end in {int(differ.sum())} of its lines; the clock was set while the "
-        "stage ran, or the log is damaged: do not trust its CPU times": differ.any(),
+        f"cpu_dur is not the time from start to end in {int(has_wrong_cpu_time.sum())} of its lines; the clock was set "
+        "while the stage ran, or the log is damaged: do not trust its CPU times": has_wrong_cpu_time.any(),
     }
-    return table, [fault for fault, is_so in faults.items() if is_so]
+    return table, [fault for fault, is_present in faults.items() if is_present]

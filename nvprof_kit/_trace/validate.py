@@ -24,35 +24,36 @@ Int64Array = npt.NDArray[np.int64]
 
 DAY_NS = 86_400 * 10**9
 _LONGEST_DAYS = 100
-"""Longer than any capture."""
+"""No capture is longer."""
 _EXACT_NS = 1 << 53
+"""Sums up to this are exact in float64."""
 _CLOCKS_NS = 100_000
 """The clocks of CPU and GPU are aligned to within a few microseconds."""
 _TIMES = ("start_ns", "end_ns", "time_ns")
 _NOUNS = {"api": "CUDA calls", "ops": "operations"}
-AGAIN = "the file is damaged: copy it again, export it again or record it again"
+FILE_DAMAGED = "the file is damaged: copy it again, export it again or record it again"
 
 
-def validate(trace: Trace, named: Path, sources: Mapping[str, str]) -> Trace:
+def validate(trace: Trace, path: Path, sources: Mapping[str, str]) -> Trace:
     """Check a capture that was read, and add warnings about what is doubtful in it.
 
     Args:
         trace: The capture.
-        named: The file, as the user gave it.
+        path: The file, as the user gave it.
         sources: What the tables of a `Trace` are called in the file.
 
     Raises:
         CaptureError: A column is missing, has another type or NULLs, or a value is outside of its column's bounds; a
             span ends before it begins, or times are too far apart or durations too long for exact sums.
     """
-    check_tables(trace, named, sources, TABLES)
+    check_tables(trace, path, sources, TABLES)
     issues = []
     for name in ("ranges", "api", "ops"):
         start = getattr(trace, name)["start_ns"].to_numpy()
         if count := int(np.count_nonzero(start < 0)):
             text = (
                 f"{sources.get(name, name)}.start is negative in {count} rows: the events lie before the capture "
-                "began; times that hold them are wrong"
+                "began; times that include them are wrong"
             )
             issues.append(Issue("early", "warning", count / len(start), text))
     ops = trace.ops
@@ -72,27 +73,27 @@ def validate(trace: Trace, named: Path, sources: Mapping[str, str]) -> Trace:
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *issues))) if issues else trace
 
 
-def check_tables(trace: Trace, named: Path, sources: Mapping[str, str], names: Collection[str]) -> None:
-    """Check some tables of a capture, and that the times of all of them are near each other.
+def check_tables(trace: Trace, path: Path, sources: Mapping[str, str], table_names: Collection[str]) -> None:
+    """Check the named tables of a capture, and that the times of all its tables are near each other.
 
     Raises:
         CaptureError: As in `validate`.
     """
     tables = {name: table for name in TABLES if (table := getattr(trace, name)) is not None}
-    check_moments(named, (table[edge].to_numpy() for table in tables.values() for edge in _TIMES if edge in table))
-    for name in tables.keys() & {*names}:
+    check_time_span(path, (table[edge].to_numpy() for table in tables.values() for edge in _TIMES if edge in table))
+    for name in tables.keys() & {*table_names}:
         noun = f"{_NOUNS.get(name, name)} ({sources[name]})" if name in sources else _NOUNS.get(name, name)
-        table, where = tables[name], f"{named}: {noun}"
+        table, where = tables[name], f"{path}: {noun}"
         check_columns(where, table, TABLES[name])
         if "end_ns" in table:
             start, end = table["start_ns"].to_numpy(), table["end_ns"].to_numpy()
             if backwards := int(np.count_nonzero(end < start)):
-                raise CaptureError(f"{where}: {backwards} end before they begin; {AGAIN}")
+                raise CaptureError(f"{where}: {backwards} end before they begin; {FILE_DAMAGED}")
             total = float(np.sum(end, dtype=np.float64) - np.sum(start, dtype=np.float64))
             if name == "ops" and total > _EXACT_NS:
                 raise CaptureError(
-                    f"{where}: start and end of {len(start)}: together they last {total / DAY_NS:,.0f} days, more than "
-                    f"the {_EXACT_NS // DAY_NS} that can be added up; {AGAIN}"
+                    f"{where}: the durations of {len(start)} rows add up to {total / DAY_NS:,.0f} days, more than the "
+                    f"{_EXACT_NS // DAY_NS} that can be summed exactly; {FILE_DAMAGED}"
                 )
 
 
@@ -110,13 +111,13 @@ def check_columns(where: str, table: pd.DataFrame, columns: Mapping[str, Column]
     for name, column in columns.items():
         if name not in table:
             if not column.optional:
-                raise CaptureError(f"{where}: no column {name}; {AGAIN}")
+                raise CaptureError(f"{where}: no column {name}; {FILE_DAMAGED}")
             continue
         values = table[name]
         if values.dtype != column.dtype:
-            raise CaptureError(f"{where}: {name} is {values.dtype}, needed {column.dtype}; {AGAIN}")
+            raise CaptureError(f"{where}: {name} is {values.dtype}, needed {column.dtype}; {FILE_DAMAGED}")
         if column.dtype == "category" and (nulls := int(np.count_nonzero(values.cat.codes.to_numpy() < 0))):
-            raise CaptureError(f"{where}: {name} is NULL in {nulls} rows; {AGAIN}")
+            raise CaptureError(f"{where}: {name} is NULL in {nulls} rows; {FILE_DAMAGED}")
         if column.bounds is not None:
             check_bounds(f"{where}: {name}", values.to_numpy(), *column.bounds)
 
@@ -136,10 +137,10 @@ def check_bounds(where: str, values: npt.NDArray[Any], low: float, high: float) 
     if len(values) and not (values.min() >= low and values.max() <= high):
         wrong = values[~((values >= low) & (values <= high))]
         need = f", needed {low} or {high}" if high - low == 1 else ""
-        raise CaptureError(f"{where} is {wrong[0]} in {len(wrong)} rows{need}; {AGAIN}")
+        raise CaptureError(f"{where} is {wrong[0]} in {len(wrong)} rows{need}; {FILE_DAMAGED}")
 
 
-def check_moments(named: str | Path, columns: Iterable[Int64Array]) -> None:
+def check_time_span(path: str | Path, columns: Iterable[Int64Array]) -> None:
     """Reject a file if its timestamps are too far apart for exact sums.
 
     Raises:
@@ -148,7 +149,9 @@ def check_moments(named: str | Path, columns: Iterable[Int64Array]) -> None:
     edges = [(int(times.min()), int(times.max())) for times in columns if len(times)]
     first, last = min((low for low, _ in edges), default=0), max((high for _, high in edges), default=0)
     if last - first > _LONGEST_DAYS * DAY_NS:
-        raise CaptureError(f"{named}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {AGAIN}")
+        raise CaptureError(
+            f"{path}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {FILE_DAMAGED}"
+        )
 
 
 def repeated(*keys: Int64Array) -> int:

@@ -203,12 +203,12 @@ class JobTables:
             files = (str(self._folder / table / name).replace("'", "''") for name in self._names)
             source = "read_parquet([" + ", ".join(f"'{file}'" for file in files) + "])"
         columns |= {name: f"'{text}' AS {name}" for name, text in self._constants.items() if name in columns}
-        grouped = ""
+        group_by = ""
         if table == "layers" and self._constants:
             sums = [name for name in columns if name not in ("rank", "step", "layer", "phase")]
             columns |= {name: f'sum("{name}")::BIGINT AS "{name}"' for name in sums}
-            grouped = "GROUP BY ALL"
-        return f"SELECT {', '.join(columns.values())} FROM {source} {grouped}"
+            group_by = "GROUP BY ALL"
+        return f"SELECT {', '.join(columns.values())} FROM {source} {group_by}"
 
     def _count_members(self) -> None:
         """Count the collectives by key: c, comm, s, rank, n."""

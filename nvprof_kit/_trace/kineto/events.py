@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.kineto.stream import ARGUMENTS, UNREADABLE, Args, inputs_of
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
-from nvprof_kit._trace.validate import AGAIN, check_moments
+from nvprof_kit._trace.validate import FILE_DAMAGED, check_time_span
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
@@ -121,7 +121,7 @@ class Events:
         for category, columns in self._columns.items():
             start_ns = _whole_ns(named, "ts", np.asarray(columns.pop("ts")))
             spans[category] = start_ns, start_ns + _whole_ns(named, "dur", np.asarray(columns.pop("dur")))
-        check_moments(named, [edge for span in spans.values() for edge in span])
+        check_time_span(named, [edge for span in spans.values() for edge in span])
         starts = {category: start_ns for category, (start_ns, _) in spans.items()}
         self.warnings += as_issues("strays", strays(starts))
         # the file counts from when the computer started, or from 1970
@@ -319,7 +319,7 @@ def _whole_ns(named: str | Path, noun: str, microseconds: npt.NDArray[np.float64
     nanoseconds = np.rint(microseconds * 1000)
     wrong = microseconds[~(np.abs(nanoseconds) < 2**62)]
     if len(wrong):
-        raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} events; {AGAIN}")
+        raise CaptureError(f"{named}: {noun} is {wrong[0]} in {len(wrong)} events; {FILE_DAMAGED}")
     return nanoseconds.astype(np.int64)
 
 

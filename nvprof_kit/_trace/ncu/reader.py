@@ -61,16 +61,16 @@ def _checked(report: NcuReport) -> NcuReport:
         CaptureError: A value is negative or implausible, or the unit of a duration is not a time; the message has the
             metric.
     """
-    from nvprof_kit._trace.validate import AGAIN, DAY_NS
+    from nvprof_kit._trace.validate import DAY_NS, FILE_DAMAGED
 
     for name in map(str, report.metrics):
         values = report.metrics[name].to_numpy()
         is_time = name.startswith(_DURATION)
         if is_time and report.units.get(name, "") not in ("ns", ""):
-            raise CaptureError(f"{report.path}: {name} is in {report.units[name]!r}, which is no time; {AGAIN}")
+            raise CaptureError(f"{report.path}: {name} is in {report.units[name]!r}, which is no time; {FILE_DAMAGED}")
         wrong = values[(values < 0) | (values > (DAY_NS if is_time else _MAX))]
         if len(wrong):
-            raise CaptureError(f"{report.path}: {name} is {wrong[0]:g} in {len(wrong)} results; {AGAIN}")
+            raise CaptureError(f"{report.path}: {name} is {wrong[0]:g} in {len(wrong)} results; {FILE_DAMAGED}")
     return report
 
 

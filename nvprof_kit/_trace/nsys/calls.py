@@ -90,10 +90,10 @@ def with_missed_launches(db: Database, trace: Trace) -> Trace:
     if not is_missed.any() or RUNTIME not in db.tables:
         return trace
     calls = read_columns(db, RUNTIME, _COLUMNS, [Where("nameId", db.ids_like(*_LAUNCHING), excluded=True)])
-    everything = _as_api(calls, np.ones(len(calls["tid"]), dtype=bool), timed="duration_ns" in trace.api)
-    rows = launching_calls(everything, {name: trace.ops[name].to_numpy()[is_missed] for name in keys})
+    all_calls = _as_api(calls, np.ones(len(calls["tid"]), dtype=bool), timed="duration_ns" in trace.api)
+    rows = launching_calls(all_calls, {name: trace.ops[name].to_numpy()[is_missed] for name in keys})
     rows = np.unique(rows[rows >= 0])
-    api = {name: np.append(trace.api[name].to_numpy(), everything[name][rows]) for name in everything}
+    api = {name: np.append(trace.api[name].to_numpy(), all_calls[name][rows]) for name in all_calls}
     return replace(trace, api=make_frame("api", api)) if len(rows) else trace
 
 

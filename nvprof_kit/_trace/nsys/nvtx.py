@@ -132,35 +132,35 @@ def events_of(db: Database, nvtx: Nvtx, domain: str, kinds: tuple[int, ...]) -> 
     and payload. Events of unknown types and domains cause a warning.
     """
     events = nvtx.events
-    chosen = nvtx.of_domain(domain)
+    in_domain = nvtx.of_domain(domain)
     is_kind, is_known = np.isin(events["kind"], kinds), np.isin(events["kind"], [*defined(db, EVENT_TYPES)])
-    if count := int((chosen & ~is_kind & ~is_known).sum()):
-        unknown = np.unique(events["kind"][chosen & ~is_kind & ~is_known])[:5]
+    if count := int((in_domain & ~is_kind & ~is_known).sum()):
+        unknown = np.unique(events["kind"][in_domain & ~is_kind & ~is_known])[:5]
         db.warn(f"NVTX_EVENTS.eventType is unknown in {count} events, which are not read: "
                 + ", ".join(map(str, unknown)))  # fmt: skip
     other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in nvtx.domains)} - {id_ for _, id_ in nvtx.pairs(domain)}
-    strange = np.flatnonzero(~chosen & (is_kind | ~is_known) & ~np.isin(events["domain"], [*other_ids]))
-    if len(strange):
-        (pids, ids), index = distinct_rows(events["pid"][strange], events["domain"][strange])
-        unregistered = [pair not in nvtx.domains for pair in zip(pids.tolist(), ids.tolist(), strict=True)]
-        if count := int(np.array(unregistered)[index].sum()):
+    unregistered_rows = np.flatnonzero(~in_domain & (is_kind | ~is_known) & ~np.isin(events["domain"], [*other_ids]))
+    if len(unregistered_rows):
+        (pids, ids), index = distinct_rows(events["pid"][unregistered_rows], events["domain"][unregistered_rows])
+        is_unregistered = [pair not in nvtx.domains for pair in zip(pids.tolist(), ids.tolist(), strict=True)]
+        if count := int(np.array(is_unregistered)[index].sum()):
             db.warn(f"NVTX_EVENTS.domainId or globalTid of {count} events names a domain that their process has not "
                     "registered: they are not read")  # fmt: skip
-    chosen &= is_kind
-    read = events if chosen.all() else {name: values[chosen] for name, values in events.items()}
-    ids, index = distinct(read["text_id"])
-    strings, has_no_id = strings_of(db, ids), read["text_id"] < 0
+    in_domain &= is_kind
+    selected = events if in_domain.all() else {name: values[in_domain] for name, values in events.items()}
+    ids, index = distinct(selected["text_id"])
+    strings, has_no_id = strings_of(db, ids), selected["text_id"] < 0
     texts = [strings.get(id_, "") for id_ in ids.tolist()]
     if has_no_id.any():  # its text is in the row itself
         import pandas as pd
 
-        text = pd.Categorical(np.where(has_no_id, read["text"], np.array(texts, dtype=object)[index]))
+        text = pd.Categorical(np.where(has_no_id, selected["text"], np.array(texts, dtype=object)[index]))
     else:
         text = labels(index, texts)
-    columns, index = distinct_rows(read["pid"], read["domain"], read["category"])
+    columns, index = distinct_rows(selected["pid"], selected["domain"], selected["category"])
     keys = zip(*(column.tolist() for column in columns), strict=True)
     return {
-        **{name: read[name] for name in ("start", "end", "kind", "pid", "tid", "payload")},
+        **{name: selected[name] for name in ("start", "end", "kind", "pid", "tid", "payload")},
         "category": labels(index, [nvtx.categories.get(key, "") for key in keys]),
         "text": text,
     }

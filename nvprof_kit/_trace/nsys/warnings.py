@@ -82,11 +82,11 @@ def capture_warnings(db: Database, ops: Columns, losses: Losses) -> list[Issue]:
 def _overhead(db: Database, ops: Columns) -> int:
     """Profiler overhead during operations in ns."""
     check_rows(db, "PROFILER_OVERHEAD")  # the comparisons below would leave out what is no number
-    read = read_columns(db, "PROFILER_OVERHEAD", {"start": "start", "end": "end"})
-    if not len(read["start"]) or not len(ops["start_ns"]):
+    overhead = read_columns(db, "PROFILER_OVERHEAD", {"start": "start", "end": "end"})
+    if not len(overhead["start"]) or not len(ops["start_ns"]):
         return 0
-    is_inside = (read["start"] >= ops["start_ns"].min()) & (read["end"] <= ops["end_ns"].max())
-    lengths = (read["end"] - read["start"])[is_inside]
+    is_inside = (overhead["start"] >= ops["start_ns"].min()) & (overhead["end"] <= ops["end_ns"].max())
+    lengths = (overhead["end"] - overhead["start"])[is_inside]
     if backwards := int(np.count_nonzero(lengths < 0)):
         raise db.refuse(f"{backwards} rows of PROFILER_OVERHEAD end before they begin")
     return int(lengths.sum())

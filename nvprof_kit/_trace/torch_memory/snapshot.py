@@ -127,7 +127,7 @@ def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
     """The tables of a snapshot, from the columns that the child process sent."""
     import pandas as pd
 
-    from nvprof_kit._trace.validate import check_bounds, check_columns, check_moments
+    from nvprof_kit._trace.validate import check_bounds, check_columns, check_time_span
 
     stacks = content.pop("stacks")
     columns = {name: {key: _column(value) for key, value in table.items()} for name, table in content.items()}
@@ -144,7 +144,7 @@ def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
     for name, schema in (("events", EVENTS), ("segments", SEGMENTS), ("blocks", BLOCKS)):
         tables[name] = pd.DataFrame({key: columns[name][key] for key in schema}, copy=False)
         check_columns(f"{path}: {name}", tables[name], schema)
-    check_moments(path, [events["time_ns"][time_us > 0]])
+    check_time_span(path, [events["time_ns"][time_us > 0]])
     return Snapshot(str(path), **tables, stacks=stacks)
 
 
@@ -166,25 +166,25 @@ def _labels(events: dict[str, Any], spans: dict[str, Any], annotations: dict[str
     from nvprof_kit._trace.frames import labels
     from nvprof_kit._trace.joins import distinct_rows
 
-    time, device = events["time_ns"] // 1000, events["device"]
+    time_us, device = events["time_ns"] // 1000, events["device"]
     texts = ["", *spans["label"]]
-    program = np.searchsorted(spans["time_us"], time, side="right")
-    pytorch = np.zeros(len(time), dtype=np.int64)
+    program_label = np.searchsorted(spans["time_us"], time_us, side="right")
+    pytorch_label = np.zeros(len(time_us), dtype=np.int64)
     for number in np.unique(device).tolist():
         starts, names = _open_annotations(annotations, number)
         is_on_device = device == number
-        position = np.searchsorted(starts, time[is_on_device], side="right")
-        pytorch[is_on_device] = np.where(position > 0, position + len(texts) - 1, 0)
+        position = np.searchsorted(starts, time_us[is_on_device], side="right")
+        pytorch_label[is_on_device] = np.where(position > 0, position + len(texts) - 1, 0)
         texts += names
     recorded = events["label"]
-    rows, group = distinct_rows(recorded.codes.astype(np.int64), program, pytorch)
-    joined = []
+    rows, group = distinct_rows(recorded.codes.astype(np.int64), program_label, pytorch_label)
+    event_labels = []
     for code, program_text, pytorch_text in zip(*(row.tolist() for row in rows), strict=True):
         label = recorded.categories[code] or texts[program_text]
         (name, step), (phase, step_around) = parse_memory_label(label), parse_memory_label(texts[pytorch_text])
         is_whole = name and step is not None
-        joined.append(label if is_whole else memory_label(name or phase, step_around if step is None else step))
-    return labels(group, joined)
+        event_labels.append(label if is_whole else memory_label(name or phase, step_around if step is None else step))
+    return labels(group, event_labels)
 
 
 def _open_annotations(annotations: dict[str, Any], device: int) -> tuple[list[int], list[str]]:

@@ -226,7 +226,7 @@ def test_durations_that_cannot_be_added_up_are_refused(file):
     file.range_("layers.0", 200, 400)
     for stream in (7, 8, 9):
         file.kernel(1000, 1000 + 40 * 86_400 * 10**9, launched=(300, 310), stream=stream)
-    with pytest.raises(CaptureError, match=r"start and end of 3: together they last 120 days"):
+    with pytest.raises(CaptureError, match=r"the durations of 3 rows add up to 120 days"):
         open_capture(file.write())
 
 
