@@ -12,17 +12,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from nvprof_kit._instrument.flops.count import VARIABLE as COUNT
-from nvprof_kit._instrument.flops.count import count_second_step
+from nvprof_kit._instrument.flops.count import COUNT_VARIABLE, count_second_step
 from nvprof_kit._instrument.patches import after_import
 
-VARIABLE = "NVPROF_KIT_ANNOTATE"
+ANNOTATE_VARIABLE = "NVPROF_KIT_ANNOTATE"
+"""The environment variable that annotates the models of a program."""
 
-RECORD = "NVPROF_KIT_RECORD"
-"""The settings with which a process records itself."""
+RECORD_VARIABLE = "NVPROF_KIT_RECORD"
+"""The environment variable with the settings with which a process records itself."""
 
-FIRST = "NVPROF_KIT_ANNOTATE_FIRST"
-"""Process id of the first process; child processes that call no module (launchers, compilers) report nothing."""
+FIRST_PROCESS_VARIABLE = "NVPROF_KIT_ANNOTATE_FIRST"
+"""The environment variable with the id of the first process; its children that call no module (launchers, compilers)
+report nothing."""
 
 SITE = Path(__file__).parent / "site"
 """The folder to put on ``PYTHONPATH``."""
@@ -44,20 +45,20 @@ def environment(
     """
     environ = os.environ if environ is None else environ
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder != str(SITE)]
-    purposes = {VARIABLE: "1" if annotate else "", COUNT: count, RECORD: record}
-    added = {name: value for name, value in purposes.items() if value}
-    return {**added, "PYTHONPATH": os.pathsep.join([str(SITE), *folders])} if added else {}
+    variables = {ANNOTATE_VARIABLE: "1" if annotate else "", COUNT_VARIABLE: count, RECORD_VARIABLE: record}
+    variables = {name: value for name, value in variables.items() if value}
+    return {**variables, "PYTHONPATH": os.pathsep.join([str(SITE), *folders])} if variables else {}
 
 
 def install() -> None:
     """Record this process, count a step and watch for models once it imports torch; does not raise."""
     try:
-        if os.environ.get(RECORD):
+        if os.environ.get(RECORD_VARIABLE):
             after_import("torch", lambda _torch: _record())
-        if os.environ.get(COUNT):
+        if os.environ.get(COUNT_VARIABLE):
             after_import("torch", lambda _torch: count_second_step())
-        if os.environ.get(VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
-            os.environ.setdefault(FIRST, str(os.getpid()))
+        if os.environ.get(ANNOTATE_VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
+            os.environ.setdefault(FIRST_PROCESS_VARIABLE, str(os.getpid()))
             after_import("torch", lambda _torch: _start())
     except Exception as error:  # the program must run without annotation
         say(f"nothing is annotated ({type(error).__name__}: {error})")
@@ -72,7 +73,7 @@ def say(text: str) -> None:
 def _record() -> None:
     from nvprof_kit._capture.recorder.recording import begin_recording
 
-    begin_recording(RECORD)
+    begin_recording(RECORD_VARIABLE)
 
 
 def _start() -> None:
@@ -81,4 +82,4 @@ def _start() -> None:
     if session.mode != "off":
         from nvprof_kit.integrations.watch import Watch
 
-        Watch(say, is_first=os.environ.get(FIRST) == str(os.getpid()))
+        Watch(say, is_first=os.environ.get(FIRST_PROCESS_VARIABLE) == str(os.getpid()))

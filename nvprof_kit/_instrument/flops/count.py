@@ -31,7 +31,7 @@ VERSION = 3
 AMOUNTS = ("flops", "least_flops", "bytes", "dram_bytes")
 """What is counted of an operator."""
 
-VARIABLE = "NVPROF_KIT_COUNT"
+COUNT_VARIABLE = "NVPROF_KIT_COUNT"
 """Environment variable with the file to count the program's second step into, without a change of the program."""
 
 _running: count_flops | None = None
@@ -160,8 +160,10 @@ class count_flops(ContextDecorator):
 
 
 def count_second_step() -> None:
-    """Count the program's second step into the file that `VARIABLE` names: the first makes the optimizer's states."""
-    counting = count_flops(os.environ[VARIABLE])
+    """Count the program's second step into the file that `COUNT_VARIABLE` names; in the first the optimizer makes its
+    state.
+    """
+    counting = count_flops(os.environ[COUNT_VARIABLE])
     counting._awaits_second = True
     counting.__enter__()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from nvprof_kit.errors import UsageError
 
-VARIABLE = "NVPROF_KIT_SCHEDULE"
+SCHEDULE_VARIABLE = "NVPROF_KIT_SCHEDULE"
 """Environment variable that says which steps to record."""
 
 _ON, _OFF = ("1", "on", "true", "yes"), ("", "0", "off", "false", "no")
@@ -143,7 +143,7 @@ class Schedule:
             UsageError: It is neither a switch nor a schedule.
         """
         if requested is None:
-            requested = os.environ.get(VARIABLE, "off")
+            requested = os.environ.get(SCHEDULE_VARIABLE, "off")
         if isinstance(requested, str):
             word = requested.strip().lower()
             if word not in (*_ON, *_OFF):

@@ -34,7 +34,7 @@ from nvprof_kit import (
 )
 from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._instrument import ranks
-from nvprof_kit._instrument.loop.schedule import VARIABLE, Window
+from nvprof_kit._instrument.loop.schedule import SCHEDULE_VARIABLE, Window
 from nvprof_kit._instrument.memory.allocator import Counts
 from nvprof_kit._profiler import cost, layer_profiler
 from nvprof_kit.errors import UsageError
@@ -45,7 +45,7 @@ PLAIN = {"trace.json.gz", "layers.csv", "kinds.csv", "rank_0.log"}
 
 @pytest.fixture(autouse=True)
 def nobody_listens_before_and_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(SCHEDULE_VARIABLE, raising=False)
     monkeypatch.setattr(ranks, "_claimed", {})
     assert session.backend is None
     yield
