@@ -46,7 +46,7 @@ def record_program(
     existing = _traces(path)
     if existing and not force:
         raise UsageError(f"{existing[0]} exists; choose another name with -o, or replace it with --force")
-    old = {trace: trace.rename(trace.with_name(f".{trace.name}.old")) for trace in existing}
+    backups = {trace: trace.rename(trace.with_name(f".{trace.name}.old")) for trace in existing}
     sys.stdout.flush()
     program: list[subprocess.Popen[bytes]] = []
 
@@ -63,11 +63,11 @@ def record_program(
         status = program[0].wait()
     finally:
         has_recorded = bool(_traces(path))
-        for trace, moved in old.items():
+        for trace, backup in backups.items():
             if has_recorded:
-                moved.unlink()
+                backup.unlink()
             else:
-                moved.rename(trace)
+                backup.rename(trace)
     if status < 0:
         with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)

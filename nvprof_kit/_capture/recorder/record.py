@@ -34,7 +34,7 @@ OnTraceReady = Callable[[Path, Window], object]
 
 _DEFAULT = Path("run.json.gz")
 
-_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_END_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals from a user, a scheduler or a closed terminal that end a program."""
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -105,24 +105,26 @@ class record(ContextDecorator):
         memory: bool = False,
         on_trace_ready: OnTraceReady | None = None,
     ) -> None:
-        asked = None if path is None else Path(require(path, PATH, "record: path", "a path"))
-        self.path = (asked or _DEFAULT).absolute()
+        requested_path = None if path is None else Path(require(path, PATH, "record: path", "a path"))
+        self.path = (requested_path or _DEFAULT).absolute()
         self._detail = {"stacks": stacks, "shapes": shapes, "memory": memory}
         self.written = False
         self.empty = False
-        self._names_rank = path is None
+        self._adds_rank_to_path = path is None
         self._profiler: Any = None
         self._started = False
         self._process = os.getpid()
         self._listener: Backend | None = None
         self._windows: Windows | None = None
         if schedule != "all":
-            plan = Schedule.of(schedule)
+            parsed_schedule = Schedule.of(schedule)
             sink = Sink()
-            if plan is not None:
-                several = plan.repeat != 1
-                sink = Tool() if tool_attached() else Traces(asked, several, self._detail, on_trace_ready)
-            self._windows = Windows(plan or Schedule(), sink)
+            if parsed_schedule is not None and tool_attached():
+                sink = Tool()
+            elif parsed_schedule is not None:
+                numbered = parsed_schedule.repeat != 1
+                sink = Traces(requested_path, numbered, self._detail, on_trace_ready)
+            self._windows = Windows(parsed_schedule or Schedule(), sink)
 
     def step(self) -> None:
         """End the current step of the loop and begin the next."""
@@ -138,8 +140,8 @@ class record(ContextDecorator):
             ToolError: PyTorch is not installed.
         """
         global _running
-        if self._names_rank:
-            self.path, self._names_rank = of_rank(self.path), False
+        if self._adds_rank_to_path:
+            self.path, self._adds_rank_to_path = of_rank(self.path), False
         check_path(self.path)
         if _running is not None:
             raise UsageError(f"cannot record {self.path}: {_running.path} is being recorded; end that recording first")
@@ -167,7 +169,7 @@ class record(ContextDecorator):
         if self._profiler is None:
             return
         if self._started:
-            self._fall_silent()
+            self._stop_ranges()
         profiler, self._profiler, _running = self._profiler, None, None
         if os.getpid() != self._process:
             return
@@ -176,7 +178,7 @@ class record(ContextDecorator):
         self._started = False
         profiler.stop_trace()
 
-    def _fall_silent(self) -> None:
+    def _stop_ranges(self) -> None:
         """Stop emitting ranges, or return them to an enclosing memory profiler."""
         session.deactivate()
         listener, self._listener = self._listener, None
@@ -218,7 +220,7 @@ class record(ContextDecorator):
             return
         if self._profiler is None:
             return
-        self._fall_silent()
+        self._stop_ranges()
         self._started = False
         profiler, self._profiler, _running = self._profiler, None, None
         if os.getpid() != self._process:
@@ -276,17 +278,17 @@ class Tool(Sink):
 
 
 class Traces(Sink):
-    """The embedded recorder, with one trace per window."""
+    """The embedded recorder, with one trace per window; `numbered` adds the window's number to the file's name."""
 
     def __init__(
         self,
         path: str | Path | None,
-        several: bool,
+        numbered: bool,
         detail: Mapping[str, Any],
         on_trace_ready: OnTraceReady | None,
     ) -> None:
         self._path = path
-        self._several = several
+        self._numbered = numbered
         self._detail = detail
         self._on_trace_ready = on_trace_ready
         self._recorder: record | None = None
@@ -302,7 +304,7 @@ class Traces(Sink):
             )
             return
         path = Path(self._path or of_rank(_DEFAULT))
-        if self._several:
+        if self._numbered:
             path = part_of(path, str(window.number + 1))  # numbered from 1 like the reports of nsys
         self._recorder = record(path, **self._detail)
         self._recorder.warm_up()
@@ -341,25 +343,25 @@ def waiting_signals() -> Iterator[None]:
 
     Has no effect outside the main thread, where Python cannot set handlers, and for ignored signals.
     """
-    came: list[int] = []
+    received: list[int] = []
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
+    def remember(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
 
-    before = {}
+    handlers = {}
     if threading.current_thread() is threading.main_thread():
-        for number in _ENDING:
+        for number in _END_SIGNALS:
             handler = signal.getsignal(number)
             if handler is not None and handler is not signal.SIG_IGN:
-                before[number] = handler
-                signal.signal(number, note)
+                handlers[number] = handler
+                signal.signal(number, remember)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             with suppress(ValueError, OSError):
                 signal.signal(number, handler)
-        for number in dict.fromkeys(came):
+        for number in dict.fromkeys(received):
             signal.raise_signal(number)
 
 
@@ -477,9 +479,10 @@ def _export(profiler: Any, path: Path, *, shares_path: bool) -> tuple[Path | Non
         partial.replace(path)
         return path, empty
     finally:
-        for left in (partial, packed, path.with_name(f".{path.name}.{os.getpid()}.json")):
-            left.unlink(missing_ok=True)
-            left.with_name(f"{left.name}.tmp").unlink(missing_ok=True)  # PyTorch leaves this file after a failure
+        for temporary in (partial, packed, path.with_name(f".{path.name}.{os.getpid()}.json")):
+            temporary.unlink(missing_ok=True)
+            # which PyTorch leaves after a failure
+            temporary.with_name(f"{temporary.name}.tmp").unlink(missing_ok=True)
 
 
 def _cuda() -> Any:

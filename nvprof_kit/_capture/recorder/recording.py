@@ -252,36 +252,36 @@ def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
     """
     from torch.optim import Optimizer
 
-    patch: Any = Optimizer._patch_step_function
-    inside = threading.local()
-    waiting = [then]
+    original_patch: Any = Optimizer._patch_step_function
+    thread_state = threading.local()
+    callbacks = [then]
 
-    def wrapped(step: Any) -> Any:
+    def wrap_step(step: Any) -> Any:
         @functools.wraps(step)
-        def stepped(optimizer: object, *args: Any, **kwargs: Any) -> Any:
-            outermost = not getattr(inside, "a_step", False)
-            inside.a_step = True
+        def step_with_callbacks(optimizer: object, *args: Any, **kwargs: Any) -> Any:
+            is_outermost = not getattr(thread_state, "in_step", False)
+            thread_state.in_step = True
             try:
                 return step(optimizer, *args, **kwargs)
             finally:
-                if outermost:
-                    inside.a_step = False
-                    for call in list(waiting):
+                if is_outermost:
+                    thread_state.in_step = False
+                    for call in list(callbacks):
                         call(optimizer)
 
-        skip_compiling(stepped, callees=False)
-        stepped.nvprof_kit = True  # type: ignore[attr-defined]
-        return stepped
+        skip_compiling(step_with_callbacks, callees=False)
+        step_with_callbacks.nvprof_kit = True  # type: ignore[attr-defined]
+        return step_with_callbacks
 
-    def patched(optimizer: Any) -> None:
-        patch(optimizer)
+    def patch_and_wrap(optimizer: Any) -> None:
+        original_patch(optimizer)
         kind = type(optimizer)
         if not hasattr(kind.step, "nvprof_kit"):
-            kind.step = wrapped(kind.step)
+            kind.step = wrap_step(kind.step)
 
     def end() -> None:
-        waiting.clear()
-        Optimizer._patch_step_function = patch
+        callbacks.clear()
+        Optimizer._patch_step_function = original_patch
 
-    Optimizer._patch_step_function = patched
+    Optimizer._patch_step_function = patch_and_wrap
     return end
