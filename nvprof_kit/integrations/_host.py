@@ -59,7 +59,7 @@ class HostLoop(InferredLoop):
         own_steps: bool = False,
     ) -> None:
         super().__init__(own_steps=own_steps)
-        self._asked: Switch = None if schedule is None else Schedule.of(schedule) or False
+        self._schedule: Switch = None if schedule is None else Schedule.of(schedule) or False
         self._path = path
         self._annotation = annotation
         self.handles: list[ModelAnnotation] = []
@@ -84,30 +84,30 @@ class HostLoop(InferredLoop):
             with_parts: The framework calls the children of the models directly too.
         """
         if isinstance(models, nn.Module):
-            named: Mapping[str, nn.Module] = {"": models}
+            model_of_name: Mapping[str, nn.Module] = {"": models}
         elif isinstance(models, Mapping):
-            named = models
+            model_of_name = models
         else:
-            named = {f"part{index}" if len(models) > 1 else "": model for index, model in enumerate(models)}
+            model_of_name = {f"part{index}" if len(models) > 1 else "": model for index, model in enumerate(models)}
         stop_inferring()
         other = running()
-        if other is not None and other is not self and other.contains_any(list(named.values())):
+        if other is not None and other is not self and other.contains_any(list(model_of_name.values())):
             return
         self.end()
-        if self._asked is False:
+        if self._schedule is False:
             return
         self.number = first
-        self._names = [name or class_name(unwrapped(model)) for name, model in named.items()]
-        for name, model in named.items():
+        self._names = [name or class_name(unwrapped(model)) for name, model in model_of_name.items()]
+        for name, model in model_of_name.items():
             if self._annotation is not None and not is_ranged(model):
                 options = {**self._annotation, "steps": False}
                 self.handles.append(annotate_under(name, model) if name else annotate_model(model, **options))
-        modules = [child.module for model in named.values() for child in children(Submodule("", model))]
+        modules = [child.module for model in model_of_name.values() for child in children(Submodule("", model))]
         entered = [module for module in modules if any(True for _ in module.parameters())] if with_parts else []
-        self.start(named.values(), entered, watch=watch)
+        self.start(model_of_name.values(), entered, watch=watch)
         if not self.broken:
             try:
-                self._recording = record(self._path, schedule=self._asked)
+                self._recording = record(self._path, schedule=self._schedule)
             except UsageError as error:  # of the environment's schedule
                 warn(f"{error}; nothing is recorded by it")
                 return

@@ -1,4 +1,4 @@
-"""`annotate_model`: range the layers of a model, and the loop around it, with one call."""
+"""`annotate_model`: annotate the layers of a model, and the loop around it, with one call."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class ModelAnnotation(Annotation):
     """The handle of an annotated model.
 
     Attributes:
-        paths: Paths of the ranged modules in model order; the root's is its class name.
+        paths: Paths of the annotated modules in model order; the root's is its class name.
         layers: Their layers, in the same order.
         aliases: Further paths of modules that occur more than once, with the path used for their ranges.
-        skipped: Paths of modules that cannot be ranged, with the reason.
-        dataloader: The ranged data loader, if `annotate_model` got one.
+        skipped: Paths of modules that cannot be annotated, with the reason.
+        dataloader: The annotated data loader, if `annotate_model` got one.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class ModelAnnotation(Annotation):
         self.dataloader: Any = None
         self.aliases: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        self._ranged: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
+        self._layer_of: weakref.WeakKeyDictionary[nn.Module, Layer] = weakref.WeakKeyDictionary()
         self._warned = False
-        self._lasting = ExitStack()
+        self._cleanup = ExitStack()
         names: set[str] = set()
         for path, module in submodules:
             name = strip_wrappers(path) or root
             if isinstance(module, torch.jit.ScriptModule):
                 self.skipped[name] = "TorchScript modules take no hooks"
-            elif module in self._ranged:
-                self.aliases[name] = self._ranged[module].path
+            elif module in self._layer_of:
+                self.aliases[name] = self._layer_of[module].path
             elif name not in names:  # a wrapper and its inner module share one name; range the wrapper
                 if module in ranged and model not in session.annotated:  # else the base class raises
                     raise UsageError(
@@ -83,19 +83,19 @@ class ModelAnnotation(Annotation):
                         "annotate the outer model alone, or call remove() on the handle of the other annotation first"
                     )
                 names.add(name)
-                self._ranged[module] = Layer(name, backward=backward)
-        self.layers = list(self._ranged.values())
+                self._layer_of[module] = Layer(name, backward=backward)
+        self.layers = list(self._layer_of.values())
         self.paths = tuple(layer.path for layer in self.layers)
-        self._ranges_parts = compiled_parts and session.mode != "off" and self._range_parts(root)
+        self._has_compiled_parts = compiled_parts and session.mode != "off" and self._annotate_compiled_parts(root)
         try:
             super().__init__(model)
         except BaseException:
-            self._lasting.close()
+            self._cleanup.close()
             raise
-        ranged.update(self._ranged)
+        ranged.update(self._layer_of)
 
-    def _range_parts(self, root: str) -> bool:
-        """Range modules inside what is compiled from now on; returns whether this PyTorch's compiler allows it."""
+    def _annotate_compiled_parts(self, root: str) -> bool:
+        """Emit ranges for modules inside what is compiled from now on; False if this PyTorch's compiler cannot."""
         try:
             self.hold(kernels.hold(self))
         except (ImportError, AttributeError) as error:
@@ -114,49 +114,50 @@ class ModelAnnotation(Annotation):
         yield wrappers.hold(self)
         yield recomputes.hold(self)
         yield followers.hold(self)
-        yield Untraced(self._range_calls)
+        yield Untraced(self._hook_calls)
 
-    def _range_calls(self) -> Iterator[Removable]:
+    def _hook_calls(self) -> Iterator[Removable]:
+        """Put a range around the calls of each module; a warning says once if compiled code hides several layers."""
         owner = self._owner()
         if owner is None:
             return
         compiled = Compiled(self._components or owner)
-        layers = {layer_index(path) for path in self._inside(compiled)} - {-1}
-        regions = [layer.path for module, layer in self._ranged.items() if module in compiled.regions]
+        hidden_layers = {layer_index(path) for path in self._paths_inside(compiled)} - {-1}
+        regions = [layer.path for module, layer in self._layer_of.items() if module in compiled.regions]
         layers_have_regions = any(layer_index(path) != -1 for path in regions)
-        if len(layers) > 1 and not (self._ranges_parts or self._warned or layers_have_regions):
+        if len(hidden_layers) > 1 and not (self._has_compiled_parts or self._warned or layers_have_regions):
             self._warned = True
             warnings.warn(
-                f"torch.compile compiles {len(layers)} layers into one, so their kernels belong to "
-                f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled); "
-                "compile block by block to keep the layers (for block in model.layers: block.compile()), or annotate "
-                "with compiled_parts=True before",
+                f"torch.compile compiles {len(hidden_layers)} layers into one, so their kernels belong to "
+                f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled). "
+                "To keep the layers, compile each block by itself (for block in model.layers: block.compile()), or "
+                "call annotate_model with compiled_parts=True before the model is compiled",
                 stacklevel=1,
             )
-        for module, layer in list(self._ranged.items()):
-            for called in compiled.called(module):
-                yield put_around(called, partial(call_inside, layer))
+        for module, layer in list(self._layer_of.items()):
+            for called_module in compiled.called(module):
+                yield put_around(called_module, partial(call_inside, layer))
 
     def hold(self, change: Removable) -> None:
         """Remove a change together with the annotation, and not while no ranges are emitted."""
-        self._lasting.callback(change.remove)
+        self._cleanup.callback(change.remove)
 
     def remove(self) -> None:
         """Remove the annotation; a second call does nothing. The model can be annotated again."""
         super().remove()
-        self._lasting.close()
+        self._cleanup.close()
         backend = session.backend
         if backend is not None:  # calls may be running on this thread
             for owner in reversed([owner for owner in backend.thread.position.owners if owner in self.layers]):
                 backend.close(owner)
-        for module, layer in self._ranged.items():
+        for module, layer in self._layer_of.items():
             if ranged.get(module) is layer:
                 del ranged[module]
 
     def owner_gone(self) -> None:
         """The model was garbage-collected."""
         super().owner_gone()
-        self._lasting.close()
+        self._cleanup.close()
 
     @property
     def inside_compiled(self) -> tuple[str, ...]:
@@ -166,10 +167,10 @@ class ModelAnnotation(Annotation):
         that calls the model is not detected here; see `never_entered`.
         """
         owner = self._owner()
-        return () if owner is None else self._inside(Compiled(self._components or owner))
+        return () if owner is None else self._paths_inside(Compiled(self._components or owner))
 
-    def _inside(self, compiled: Compiled) -> tuple[str, ...]:
-        return tuple(layer.path for module, layer in self._ranged.items() if module in compiled.inside)
+    def _paths_inside(self, compiled: Compiled) -> tuple[str, ...]:
+        return tuple(layer.path for module, layer in self._layer_of.items() if module in compiled.inside)
 
     def never_entered(self) -> list[str]:
         """Paths of modules not called while ranges were emitted: unused, compiled, or called without ``__call__``."""
@@ -190,34 +191,34 @@ def annotate_model(
     methods: str | Iterable[str] = (),
     steps: bool = True,
 ) -> ModelAnnotation:
-    """Range the layers of a model: forward, backward, and recompute under activation checkpointing.
+    """Annotate the layers of a model with ranges: forward, backward, and recompute under activation checkpointing.
 
-    By default, the repeated blocks of the model are detected. Ranged are the blocks, their direct children, and all
+    By default, the repeated blocks of the model are detected. Annotated are the blocks, their direct children, and all
     modules outside the blocks: embeddings, final norm, head, their containers, and the model itself. In a model without
-    repeated blocks, the direct children are ranged. Hooks are installed only while ranges are emitted, that is, while
-    nsys, ncu or the embedded recorder is attached. Outputs, gradients and memory do not change.
+    repeated blocks, the direct children are annotated. Hooks are installed only while ranges are emitted, that is,
+    while nsys, ncu or the embedded recorder is attached. Outputs, gradients and memory do not change.
 
     Args:
         model: The model; held weakly. Or a Diffusers pipeline; the paths of its modules then begin with the component's
             name (``unet.down_blocks.0``).
-        select: Range only these modules: a class or a tuple of classes; one or several glob patterns (``layers.*.mlp``,
-            matched against whole paths as by `fnmatch`); or a predicate ``(path, module) -> bool``.
-        depth: Range the model and this many levels below it, not counting ``ModuleList``; ``"leaf"`` for all levels.
-        backward: Range the backward pass.
+        select: Annotate only these modules: a class or a tuple of classes; one or several glob patterns
+            (``layers.*.mlp``, matched against whole paths as by `fnmatch`); or a predicate ``(path, module) -> bool``.
+        depth: Annotate the model and this many levels below it, not counting ``ModuleList``; ``"leaf"`` for all levels.
+        backward: Annotate the backward pass too.
         root: Name of the model itself, which has no path; by default its class name.
-        compiled_parts: Also range modules inside code that torch.compile compiles while the annotation exists. The
+        compiled_parts: Also annotate modules inside code that torch.compile compiles while the annotation exists. The
             generated code then emits ranges around its kernel launches, and is cached separately.
         memory: Emit marks with the bytes allocated by PyTorch's CUDA allocator at the begin and end of each layer, to
             an attached tool; or with what a given function reads. The setting applies to the whole process,
             permanently.
-        optimizer: Also range each step of this optimizer, or of several, as `nvprof_kit.annotate_optimizer` does.
-        dataloader: Also range the fetches of this loader: iterate ``handle.dataloader`` in its place, which is
+        optimizer: Also annotate each step of this optimizer, or of several, as `nvprof_kit.annotate_optimizer` does.
+        dataloader: Also annotate the fetches of this loader: iterate ``handle.dataloader`` in its place, which is
             `nvprof_kit.annotate_dataloader` of it.
-        methods: Names of methods to range as `nvprof_kit.instrument_method` does, of the model (``"generate"``) or of
-            a module in it (``"vae.encode"``).
+        methods: Names of methods to annotate as `nvprof_kit.instrument_method` does, of the model (``"generate"``) or
+            of a module in it (``"vae.encode"``).
         steps: Infer the steps of the loop: a training step ends when the optimizer has stepped and the model is called
             again; without training, each call of the model is a step. The inference ends with the program's first own
-            `nvprof_kit.step`, and where an integration ranges the loop.
+            `nvprof_kit.step`, and where an integration annotates the loop.
 
     Returns:
         A handle with ``remove()``. As a context manager, it removes the annotation at the end.

@@ -126,8 +126,8 @@ class MemoryProfiler:
         later = self._changes.callback
         self._saved = tensors.SavedTensors(model)
         later(self._saved.remove)
-        called = [child.module for child in children(Submodule("", model))] if is_list(model) else [model]
-        for module in called:
+        forward_modules = [child.module for child in children(Submodule("", model))] if is_list(model) else [model]
+        for module in forward_modules:
             later(put_around(module, self._forward).remove)
         before = lambda _optimizer: self.point(f"step {self._step} backward")  # noqa: E731
         for hook in hook_steps(self._live_optimizers(), before, self._step_ended):
@@ -241,7 +241,7 @@ def _device(model: nn.Module) -> torch.device:
     on_gpu = sorted((device for device in devices if device.type == "cuda"), key=lambda device: device.index)
     if on_gpu:
         return on_gpu[0]
-    in_use = torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.memory_allocated()
-    if in_use and devices == {torch.device("cpu")}:
+    is_cuda_used = torch.cuda.is_available() and torch.cuda.is_initialized() and torch.cuda.memory_allocated() > 0
+    if is_cuda_used and devices == {torch.device("cpu")}:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
