@@ -29,15 +29,15 @@ class Tables(Mapping[str, "pd.DataFrame"]):
     """
 
     def __init__(
-        self, read: Callable[[Collection[str]], Operations], operators: Callable[[], pd.DataFrame | None]
+        self, read_operations: Callable[[Collection[str]], Operations], operators: Callable[[], pd.DataFrame | None]
     ) -> None:
         """Tables that are read when they are asked for.
 
         Args:
-            read: Reads some optional columns and tables of the capture.
+            read_operations: Returns the attributed operations of a trace that has these optional columns and tables.
             operators: The operators as they were recorded; None without any.
         """
-        self._read, self._operators = read, operators
+        self._read_operations, self._operators = read_operations, operators
         self._frames: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
@@ -53,10 +53,10 @@ class Tables(Mapping[str, "pd.DataFrame"]):
         if name not in {*self}:
             raise KeyError(f"{name!r}: no such table; available: {', '.join(self)}")
         if name == ATTRIBUTED and name not in self._frames:
-            self._frames[name] = attributed(self._read(()), self["ops"])
+            self._frames[name] = attributed(self._read_operations(()), self["ops"])
         elif name not in self._frames:
             optional = optional_columns() - {*TABLES} if name == "ops" else optional_columns() & {name}
-            trace = self._read(optional).trace
+            trace = self._read_operations(optional).trace
             table: pd.DataFrame | None = self._operators() if name == "operators" else getattr(trace, name)
             self._frames[name] = empty_frame(name) if table is None else table
         return self._frames[name]
