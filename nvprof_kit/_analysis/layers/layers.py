@@ -339,24 +339,24 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
     # nsys stops recording CUDA at a callback that it does not know, such as nsys 2023.4 on a CUDA 13 driver
     ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
     is_layer = ranges.is_one_of(LAYER_CATEGORIES)
-    later, count = 0, np.count_nonzero(is_layer)
+    late_ranges, layer_ranges = 0, np.count_nonzero(is_layer)
     for process in few(pid):
         last = trace.api["start_ns"].to_numpy()[pid == process].max()
-        later += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
-    if later > NOTABLE * count:
+        late_ranges += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
+    if late_ranges > NOTABLE * layer_ranges:
         text = (
-            f"{later} of {count} ranges of layers begin after the last CUDA launch in the capture: launches were lost, "
-            "so the table is too small; capture a window (profile --step N, or -x --delay=S), or use an "
-            "nsys as new as the driver"
+            f"{late_ranges} of {layer_ranges} ranges of layers begin after the last CUDA launch in the capture: "
+            "launches were lost, so the table is too small; capture a window (profile --step N, or -x --delay=S), or "
+            "use an nsys as new as the driver"
         )
-        issues.append(Issue("lost-launches", "error", later / count, text))
-    graphs = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
-    if graphs and not any(issue.code == "whole-graphs" for issue in trace.info.warnings):
+        issues.append(Issue("lost-launches", "error", late_ranges / layer_ranges, text))
+    graph_replays = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
+    if graph_replays and not any(issue.code == "whole-graphs" for issue in trace.info.warnings):
         text = (
-            f"{graphs} CUDA-graph replays are one row each, whatever layers they ran; record with "
+            f"{graph_replays} CUDA-graph replays are one row each, whatever layers they ran; record with "
             "--cuda-graph-trace=node"
         )
-        issues.append(Issue("whole-graphs", "warning", graphs / len(trace.ops), text))
+        issues.append(Issue("whole-graphs", "warning", graph_replays / len(trace.ops), text))
     return (*issues, *_outside(trace, attribution, choice))
 
 
@@ -371,9 +371,9 @@ def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list
         text = f"{100 * share:.1f} % of the time is outside steps and left out; --steps all includes it"
         issues.append(Issue("outside-steps", "note", share, text))
     whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
-    nowhere_ns = int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
-    if nowhere_ns:
-        share = nowhere_ns / duration[is_shown].sum()
+    unattributed_ns = int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
+    if unattributed_ns:
+        share = unattributed_ns / duration[is_shown].sum()
         text = (
             f"{100 * share:.1f} % of the time was launched outside all layers and phases; wrap the rest of the loop in "
             "nvprof_kit.phase(...)"

@@ -114,31 +114,31 @@ class _Ranges:
         """Add the ranges of one device's passes."""
         # kernels that share their launching call with another: those of a graph's replay
         same = (sequence.call[1:] == sequence.call[:-1]) & (sequence.call[1:] != NONE)
-        shared: Bools = np.append(same, False) | np.append(False, same)
-        self._first_replay = int(sequence.time[np.argmax(shared)]) if len(shared) else 0
+        in_replay: Bools = np.append(same, False) | np.append(False, same)
+        self._first_replay = int(sequence.time[np.argmax(in_replay)]) if len(in_replay) else 0
         self._aligner = Aligner(sequence)
         rows_of_block: dict[tuple[bytes, bytes, tuple[int, ...]], Int64Array] = {}
-        forward: dict[tuple[int, int], Block] = {}
+        forward_blocks: dict[tuple[int, int], Block] = {}
         seen: set[int] = set()
         for model_pass in passes:
             for block in model_pass.blocks:
                 layer = block.stack, block.number
                 if block.direction == FORWARD:
-                    forward[layer] = block
+                    forward_blocks[layer] = block
                 name = f"{names[block.stack]}.{block.number}"
-                if shared[block.first] and not self._add_nodes(sequence, block, name, seen):
+                if in_replay[block.first] and not self._add_nodes(sequence, block, name, seen):
                     continue
-                recomputed = 0
-                if block.recomputes and layer in forward:
+                recomputed_kernels = 0
+                if block.recomputes and layer in forward_blocks:
                     tokens = sequence.token[block.first : block.anchors[0].first]
-                    other = sequence.token[forward[layer].first : forward[layer].last + 1]
-                    recomputed = int(np.argmax(self._aligner.start(other, [tokens])[0]))
+                    other = sequence.token[forward_blocks[layer].first : forward_blocks[layer].last + 1]
+                    recomputed_kernels = int(np.argmax(self._aligner.start(other, [tokens])[0]))
                 anchors = (position - block.first for anchor in block.anchors for position in anchor[:2])
                 tokens = sequence.token[block.first : block.last + 1]
                 operators = self._operator[sequence.row[block.first : block.last + 1]]
-                key = tokens.tobytes(), operators.tobytes(), (block.direction, *layer, recomputed, *anchors)
+                key = tokens.tobytes(), operators.tobytes(), (block.direction, *layer, recomputed_kernels, *anchors)
                 if key not in rows_of_block:
-                    rows_of_block[key] = self._rows_of_block(sequence, block, name, recomputed)
+                    rows_of_block[key] = self._rows_of_block(sequence, block, name, recomputed_kernels)
                 self._add(block.first, rows_of_block[key])
         has_steps = Category.STEP.value in set(self._trace.ranges["category"].astype(str))
         for number, (first, last) in enumerate([] if has_steps else _steps(sequence, passes)):
