@@ -91,7 +91,7 @@ def pair_messages(
     order = sorted({stages.get(rank, 0) for rank in set(messages["rank"].tolist())})
     chains: list[list[_Match]] = [[]]
     if len(order) > 1 and order == list(range(order[0], order[-1] + 1)):
-        chains = [_chain(messages, stages, way, may_pass) for way in (order, order[::-1])]
+        chains = [_chain(messages, stages, direction, may_pass) for direction in (order, order[::-1])]
     pair, partner = np.zeros(len(messages), dtype=np.int64), np.arange(len(messages))
     longest = max(chains, key=lambda chain: sum(len(match.rows) for match in chain))
     for number, match in enumerate(longest, 1):

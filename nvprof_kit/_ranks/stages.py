@@ -199,7 +199,7 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
     table["step_ns"] = table[names].sum(axis=1)
     table["bubble_ns"] = table["step_ns"] - table["busy_ns"]
     table["bubble_share"] = table["bubble_ns"] / table["step_ns"].clip(lower=1)
-    number, batch_counts = table["stage"].nunique(), batches.groupby("step")["micro_batch"].max() + 1
-    of_step = table["step"].map(batch_counts).fillna(1)
-    table["ideal_share"] = (number - 1) / (of_step + number - 1)
+    stage_count, batch_counts = table["stage"].nunique(), batches.groupby("step")["micro_batch"].max() + 1
+    batches_of_row = table["step"].map(batch_counts).fillna(1)
+    table["ideal_share"] = (stage_count - 1) / (batches_of_row + stage_count - 1)
     return table[list(BUBBLE_COLUMNS)].sort_values(["step", "stage", "rank"], ignore_index=True)

@@ -210,12 +210,12 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     the communicator's ranks.
     """
     # the roots of each step and their causes
-    more = tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE)
-    more = more.assign(whole=more.groupby(["step", "rank"])["excess_ns"].transform("sum"))
-    more = more[more["whole"] >= ROOT * more.groupby("step")["whole"].transform("max")]
-    compute = np.where(more["more_ops"], "more_kernels", "slower_kernels")
-    more = more.assign(cause=np.where(more["kind"] == "compute", compute, more["kind"]))
-    roots = more[["step", "rank", "cause", "layer", "phase", "excess_ns"]]
+    excesses = tables.excesses(LEAST_EXCESS_NS, LEAST_SHARE)
+    excesses = excesses.assign(whole=excesses.groupby(["step", "rank"])["excess_ns"].transform("sum"))
+    excesses = excesses[excesses["whole"] >= ROOT * excesses.groupby("step")["whole"].transform("max")]
+    compute = np.where(excesses["more_ops"], "more_kernels", "slower_kernels")
+    excesses = excesses.assign(cause=np.where(excesses["kind"] == "compute", compute, excesses["kind"]))
+    roots = excesses[["step", "rank", "cause", "layer", "phase", "excess_ns"]]
     waited = tables.by_late_rank().assign(rank=lambda rows: rows["late_rank"])
     # the profilers start in the first step, so a late rank there has no root to charge
     is_cold = waited["step"] == waited["step"].min()
