@@ -157,10 +157,10 @@ def _runs(ops: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Consecutive operations with equal keys as one row each, from the first to the last. Such a run is shorter than
     the step time, and a step can have several.
     """
-    changes = np.ones(len(ops), dtype=bool)
+    is_first = np.ones(len(ops), dtype=bool)
     codes = [(ops[key].cat.codes if ops[key].dtype == "category" else ops[key]).to_numpy() for key in keys]
-    changes[1:] = np.any([np.diff(code) != 0 for code in codes], axis=0)
-    first = np.flatnonzero(changes)
+    is_first[1:] = np.any([np.diff(code) != 0 for code in codes], axis=0)
+    first = np.flatnonzero(is_first)
     last = np.append(first[1:], len(ops)) - 1
     return ops.iloc[first].assign(end_ns=ops["end_ns"].to_numpy()[last])
 

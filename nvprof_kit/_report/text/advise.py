@@ -61,5 +61,9 @@ def findings_report(checks: Checks) -> list[RenderableType]:
             parts += [Text(f"{'':8}why  {finding.why}", "dim")] if finding.why else []
             parts += [Text(f"{'':8}fix  {finding.fix}")] if finding.fix else []
     counts = Counter(finding.severity for findings in checks.findings.values() for finding in findings)
-    named = (f"{counts[level]} {level}{'s' * (level != 'ok' and counts[level] != 1)}" for level in SEVERITIES)
-    return [*parts, "", ", ".join(text for text, level in zip(named, SEVERITIES, strict=True) if counts[level])]
+    totals = [
+        f"{counts[level]} {level}{'s' * (level != 'ok' and counts[level] != 1)}"
+        for level in SEVERITIES
+        if counts[level]
+    ]
+    return [*parts, "", ", ".join(totals)]

@@ -13,7 +13,7 @@ from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import Column, Grid, below, capture_line
-from nvprof_kit._report.text.texts import MS
+from nvprof_kit._report.text.texts import MS, is_missing
 from nvprof_kit._result.formats import title
 from nvprof_kit.issues import plural
 
@@ -166,8 +166,9 @@ def _verdict(row: Any) -> str:
 
 
 def _cells(row: Any, unit: str) -> tuple[str, ...]:
-    change = f"{100 * row['change']:+.1f} %" if row["change"] == row["change"] else ""
-    interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if row["low"] == row["low"] else ""
+    """A row of the table of changes, in the order of `_COLUMNS`."""
+    change = f"{100 * row['change']:+.1f} %" if not is_missing(row["change"]) else ""
+    interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if not is_missing(row["low"]) else ""
     difference = row.get("unlike")
     verdict = _verdict(row) + (
         f"; {difference} of its equals' change" if isinstance(difference, str) and difference else ""

@@ -186,10 +186,10 @@ def tree_lines(result: Layers) -> list[Line]:
     total_ns, steps = result.summary.total_ns, _divisor(result)
     ms = Milliseconds.for_total(total_ns, steps)
     rows = printed_tree(result).to_dict("records")
-    top = [row["total_ns"] for row in rows if row["depth"] == 0]
-    top_shares = iter(
-        [percent(ns / (total_ns or 1)) for ns in top] if result.select.asked else percents(top)
-    )  # of layers that were picked, the shares need not add up
+    top_ns = [row["total_ns"] for row in rows if row["depth"] == 0]
+    # the shares of layers that were picked need not add up
+    picked = result.select.asked
+    top_shares = iter([percent(ns / (total_ns or 1)) for ns in top_ns] if picked else percents(top_ns))
     lines = []
     for row in rows:
         cells = {

@@ -35,8 +35,8 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
     top, fold = result.select.top or 10, result.select.fold
     if result.select.where:
         tables_of_layers = {name: getattr(result, name) for name in ("charges", "layers", "critical_path")}
-        chosen: dict[str, Any] = dict(result.select.each(tables_of_layers))
-        result = replace(result, **chosen)
+        selected_tables: dict[str, Any] = dict(result.select.each(tables_of_layers))
+        result = replace(result, **selected_tables)
     verdict = result.verdict
     style = {"critical": "bold red", "warning": "bold yellow"}.get(verdict.severity, "bold green")
     facts = " · ".join(job_size(len(result.clocks), result.steps, result.collectives))
@@ -63,10 +63,10 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
         )
         measured, error = MS(int(result.what_if["measured_ns"].iloc[0])), result.replay_error or 0.0
         note = f"A replay without changes gives the measured mean step of {measured} ms to within {percent(error)}."
-        bad = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
+        warning = "" if error <= 0.02 else " That is more than 2 %: do not trust the savings."
         rows = result.what_if[["what", "step_ns", "saved_ns", "saved_share"]]
         rows = rows.rename(columns={"what": "as fast as the median", "saved_share": "share"})
-        parts += _section("What if", rows, len(rows), Text(note + bad, "yellow" if bad else "dim"))
+        parts += _section("What if", rows, len(rows), Text(note + warning, "yellow" if warning else "dim"))
     note = "Milliseconds. A rank waits from its kernel's start to the last rank's; all waiting is in the first table."
     return [*parts, *below((note,), result.warnings)]
 
