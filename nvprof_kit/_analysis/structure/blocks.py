@@ -375,7 +375,10 @@ def _grouped(sequence: Sequence, model_pass: Pass) -> list[Group]:
         if (widths[widths > 1] != widths.max()).any() or _WEIGHTS @ shares > _INNER:
             continue
         inner = spans[edges[widths.argmax()] :][: widths.max() - 1]
-        if any(_median_likeness(sequence, inner, lag) >= _ALIKE for lag in (1, 2)):
+        likeness_by_lag = (
+            [_likeness(sequence, a, b) for a, b in zip(inner, inner[lag:], strict=False)] for lag in (1, 2)
+        )
+        if any(likeness and np.median(likeness) >= _ALIKE for likeness in likeness_by_lag):
             continue  # these are blocks, and the wider stretches between two runs of them
         is_scattered = min(runs) < 2
         if is_scattered:  # a second attention of some blocks: the same everywhere, with half the products
@@ -427,12 +430,6 @@ def _likeness(sequence: Sequence, span: slice, other: slice) -> float:
     """How alike two stretches are, by their kernels or, where those differ, by the classes of them: 0 to 1."""
     token, coarse = sequence.token, sequence.coarse
     return max(similarity(token[span], token[other]), similarity(coarse[span], coarse[other]) - 0.15)
-
-
-def _median_likeness(sequence: Sequence, spans: list[slice], lag: int) -> float:
-    """How alike most stretches are to those so many after them; 0 where there are none."""
-    likeness = [_likeness(sequence, a, b) for a, b in zip(spans, spans[lag:], strict=False)]
-    return float(np.median(likeness)) if likeness else 0.0
 
 
 def _repeats(sequence: Sequence, model_pass: Pass, lengths: dict[bytes, int]) -> bool:
