@@ -36,7 +36,7 @@ for tokens in torch.utils.data.DataLoader(counting(32, 129), batch_size=8):
 PROGRAM
 
 check() { # CAPTURE; layers, phases and steps of its table, and the sum of self times against all operations
-  "$python" -m nvprof_kit layers "$1" --by step --format csv 2>/dev/null | "$python" -c '
+  "$python" -m nvprof_kit layers "$1" --by step --steps all --format csv 2>/dev/null | "$python" -c '
 import csv, sqlite3, sys
 rows = list(csv.DictReader(sys.stdin))
 with sqlite3.connect("file:" + sys.argv[1] + "?mode=ro", uri=True) as file:

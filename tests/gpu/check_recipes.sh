@@ -19,7 +19,7 @@ say() { # NAME OK TEXT
 }
 
 steps_in() { # CAPTURE; the steps with kernels, and the number of operations
-  python3 -m nvprof_kit layers "$1" --by step --format csv 2>/dev/null | python3 -c '
+  python3 -m nvprof_kit layers "$1" --by step --steps all --format csv 2>/dev/null | python3 -c '
 import csv, sys
 rows = list(csv.DictReader(sys.stdin))
 ops = {}
@@ -55,7 +55,7 @@ launched=$!
 for _ in $(seq 60); do "${kit[@]}" session status | grep -q check && break; sleep 0.5; done
 sleep 15
 for _ in 1 2; do
-  "${kit[@]}" session start -f -s check >>session.log 2>&1
+  "${kit[@]}" session start -s check >>session.log 2>&1
   sleep 4
   "${kit[@]}" session stop -s check >>session.log 2>&1
 done
@@ -90,7 +90,7 @@ python3 -m nvprof_kit doctor -- "${train[@]}" >doctor.txt 2>&1
 say doctor yes "$(tail -1 doctor.txt); see doctor.txt"
 python3 -m nvprof_kit doctor train.sqlite >doctor-train.txt 2>&1
 say doctor-capture yes "$(tail -1 doctor-train.txt); see doctor-train.txt"
-python3 -m nvprof_kit scrub -f train.sqlite -o train-clean.sqlite 2>scrub.txt
+python3 -m nvprof_kit scrub train.sqlite -o train-clean.sqlite 2>scrub.txt
 if cmp <(python3 -m nvprof_kit layers train.sqlite --format csv 2>/dev/null) \
   <(python3 -m nvprof_kit layers train-clean.sqlite --format csv 2>/dev/null); then say scrub yes "$(cat scrub.txt)"; else say scrub NO "the tables differ"; fi
 exit $failed
