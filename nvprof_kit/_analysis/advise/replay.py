@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import Int64Array
+from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array
 from nvprof_kit._analysis.breakdown.host import HostCalls
 
 if TYPE_CHECKING:
@@ -127,11 +127,12 @@ class Replay:
         """How long it takes if these of `calls` do not wait, and the host's time in these intervals vanishes."""
         between_ns, inside_ns = self._between_ns, self._inside_ns
         if len(intervals[0]):
-            before = np.append(self._first_ns, self._call_end[:-1])
-            start, end = (_outside(times, *intervals) for times in (self._call_start, self._call_end))
-            previous_end = np.append(_outside(before[:1], *intervals), end[:-1])
-            between_ns = between_ns * (start - previous_end) / np.maximum(self._call_start - before, 1)
-            inside_ns = inside_ns * (end - start) / np.maximum(self._call_end - self._call_start, 1)
+            cover, lane = Cover(np.zeros_like(intervals[0]), *intervals), np.zeros_like(self.calls)
+            before = np.append(self._first_ns, self._call_end[:-1]).astype(np.int64)
+            start, end = self._call_start.astype(np.int64), self._call_end.astype(np.int64)
+            remaining_ns = start - before - cover.inside(lane, before, start)
+            between_ns = between_ns * remaining_ns / np.maximum(start - before, 1)
+            inside_ns = inside_ns * (end - start - cover.inside(lane, start, end)) / np.maximum(end - start, 1)
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         between_ns, inside_ns = np.where(reads, 0, between_ns), np.where(reads, 0, inside_ns)
         host_ns = np.cumsum(between_ns + inside_ns)  # when each call returns, if none waits
@@ -171,12 +172,3 @@ def _launches_and_waits(
     calls = calls[host.start[calls] >= previous_end]
     positions = np.flatnonzero(host.waits[calls] | np.isin(calls, call))
     return calls[positions], np.diff(positions, prepend=-1) - 1
-
-
-def _outside(times: Times, start: Int64Array, end: Int64Array) -> Times:
-    """How much of the time before each moment lies outside of intervals."""
-    begun = np.searchsorted(start, times, side="right")
-    inside_ns = np.append(0, np.cumsum(end - start))[begun]
-    to_come_ns = np.maximum(np.append(0, end)[begun] - times, 0) * (begun > 0)
-    outside: Times = times - inside_ns + to_come_ns
-    return outside
