@@ -130,7 +130,7 @@ def test_reduce_overhead(way, sink):
     assert compiles() == (0, 0, {})
 
 
-@pytest.mark.xfail(torch.__version__ < "2.5", reason="compiles each module, and the second one with ranges inside")
+@pytest.mark.xfail(torch.__version__ < "2.5", reason="compiles each module anew", strict=True)
 def test_a_model_whose_code_is_compiled_already(sink):
     """The compiler does not trace then, so nobody would notice that the model's call is another."""
     for _ in range(2):
