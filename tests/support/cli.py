@@ -79,12 +79,16 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, or what ``--no-python`` in front of it is, on some ranks of this machine.
 
-    A process of PyTorch's gloo aborts as it ends in a few of some thousand runs, so it runs again where one does.
+    A process of PyTorch's gloo aborts as it ends in a few of some thousand runs. Where one does, what it wrote goes, and
+    the program runs again.
     """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    before = set(cwd.rglob("*"))
     for _ in range(3):
         done = execute(*launch, *words, cwd=cwd, OMP_NUM_THREADS="1", **more)
         if done.returncode == 0 or "terminate called without an active exception" not in done.stdout + done.stderr:
             break
+        for path in sorted(set(cwd.rglob("*")) - before, reverse=True):  # a folder's files before the folder
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
