@@ -71,7 +71,7 @@ COLUMNS: Columns = {
         "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
     ),
     "busy_ns": Column("time in which one of its operations ran, in ns, summed over devices", "ns", heading="busy ms"),
-    "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float", heading="samples"),
+    "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float"),
     "enough": Column("whether there are enough samples; if not, the figures are missing", kind="bool"),
     **{
         name: Column(meaning, "percent", kind="float", heading=heading)

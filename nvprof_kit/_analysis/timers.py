@@ -200,7 +200,7 @@ COLUMNS: Columns = {
     "rank": Column("rank; missing in a row over all ranks"),
     "calls": Column("number of calls"),
     **{
-        f"{clock}_{name}_ns": Column(meaning.format(time=time, missing=missing), "ns")
+        f"{clock}_{name}_ns": Column(meaning.format(time=time, missing=missing), "ns", heading=name)
         for clock, time, missing in (
             ("cpu", "CPU time", ""),
             ("cuda", "GPU time between CUDA events", "; missing if not measured"),

@@ -79,8 +79,8 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, or what ``--no-python`` in front of it is, on some ranks of this machine.
 
-    A process of PyTorch's gloo aborts as it ends in a few of some thousand runs. Where one does, what it wrote goes, and
-    the program runs again.
+    A process of PyTorch's gloo aborts as it ends in a few of some thousand runs. Where one does, what the run wrote is
+    deleted, and the program runs again.
     """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     before = set(cwd.rglob("*"))

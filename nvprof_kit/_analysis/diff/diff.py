@@ -55,7 +55,11 @@ COLUMNS: Columns = {
     "new_ns": Column("the same in NEW", "ns"),
     "change_ns": Column("the difference", "ns"),
     "change": _SHARE("the difference divided by `base_ns`; missing if that is 0"),
-    "low": _SHARE("lower end of the 95 % confidence interval of `change`; missing with too few steps", fold="min"),
+    "low": _SHARE(
+        "lower end of the 95 % confidence interval of `change`; missing with too few steps",
+        heading="95 % interval",
+        fold="min",
+    ),
     "high": _SHARE("upper end of the interval", fold="max"),
     "p": Column(
         "p-value of no change (t test), corrected for the number of rows of the same level; missing if a side has one "

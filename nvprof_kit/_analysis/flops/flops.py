@@ -61,7 +61,6 @@ COLUMNS: Columns = {
     "calls": Column(
         "times it ran in the capture's steps, as in `layers`; in all of a capture without steps; 0 if only "
         "layers inside it ran in the phase",
-        heading="calls",
     ),
     "gpu_busy_ns": Column(
         "length of the union of its operations' intervals there, in ns, summed over devices", "ns", heading="busy ms"
@@ -100,9 +99,7 @@ COLUMNS: Columns = {
         heading="fused ms",
     ),
     "of_limit": LIMITS["of_limit"],
-    "bound": Column(
-        "what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", heading="bound", fold="first"
-    ),
+    "bound": Column("what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", fold="first"),
     "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
     "note": Column("why a figure is missing, too low or above the peak", kind="str"),
 }

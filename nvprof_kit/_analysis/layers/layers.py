@@ -52,14 +52,19 @@ COLUMNS: Columns = {
     "compute_ns": Column("the part of `gpu_self_ns` in compute kernels, in ns", "ns"),
     "comm_ns": Column("the part in communication kernels, including waiting for other ranks, in ns", "ns"),
     "copy_ns": Column("the part in copies and memsets, in ns; the three add up to `gpu_self_ns`", "ns"),
-    "gpu_total_ns": Column("`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns", "ns"),
+    "gpu_total_ns": Column(
+        "`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns", "ns", heading="total"
+    ),
     "gpu_busy_ns": Column("the same as `gpu_total_ns`, but overlapping operations count once per device, in ns", "ns"),
     "cpu_ns": Column(
         "wall time on the CPU inside its ranges, in ns; for `(none)` the part of the phase that no layer's range of "
         "the process covers",
         "ns",
+        heading="CPU",
     ),
-    "share": Column("`gpu_self_ns` divided by its sum over all rows, 0 to 1", "share", kind="float"),
+    "share": Column(
+        "`gpu_self_ns` divided by its sum over all rows, 0 to 1", "share", kind="float", heading="self share"
+    ),
     "total_share": Column(
         "`gpu_total_ns` divided by the same sum; a printed line has it over all phases", "share", kind="float"
     ),
@@ -82,7 +87,7 @@ LIMITS: Columns = {
         kind="float",
         heading="limit ms",
     ),
-    "of_limit": Column("`limit_ns` divided by `gpu_busy_ns`", "share", kind="float", heading="of limit", fold="mean"),
+    "of_limit": Column("`limit_ns` divided by `gpu_busy_ns`", "share", kind="float", fold="mean"),
 }
 """Columns that exist only with counts beside the capture, as far as they are known; not by step."""
 

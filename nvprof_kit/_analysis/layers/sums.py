@@ -57,17 +57,21 @@ CARRIED: Columns = {
     "memory_retained_bytes": Column(
         "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees",
         "bytes",
+        heading="kept MiB",
     ),
     "memory_peak_bytes": Column(
         "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
         "maximum over the begins and ends of the call and of the layers inside it",
         "bytes",
+        heading="peak MiB",
     ),
 }
 """Columns from the marks in layer ranges; missing without marks."""
 
 TRACED: Columns = {
-    "cuda_alloc_bytes": Column("bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes"),
+    "cuda_alloc_bytes": Column(
+        "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes", heading="CUDA MiB"
+    ),
     "cuda_free_bytes": Column("bytes freed by CUDA (`cudaFree`) in the layer, without nested layers", "bytes"),
 }
 """Columns from CUDA allocations; missing if nsys did not trace them."""

@@ -62,9 +62,7 @@ COLUMNS: Columns = {
         kind="float",
         heading="ms",
     ),
-    "covered": Column(
-        "fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float", heading="covered"
-    ),
+    "covered": Column("fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float"),
     "compute_pct": _PERCENT("SM throughput in percent of the peak, mean over the covered time", heading="compute"),
     "memory_pct": _PERCENT(
         "memory throughput (the busiest part of the memory system), in percent of the peak", heading="memory"
@@ -91,11 +89,10 @@ COLUMNS: Columns = {
     "intensity": Column(
         "arithmetic intensity: all operations per byte of DRAM traffic", kind="float", heading="op/byte"
     ),
-    "stall": Column("most frequent stall reason of warps, as named by ncu", kind="str", heading="stall"),
+    "stall": Column("most frequent stall reason of warps, as named by ncu", kind="str"),
     "bound": Column(
         "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`",
         kind="str",
-        heading="bound",
     ),
     "reason": Column("reason for `bound`", kind="str", heading="why"),
 }

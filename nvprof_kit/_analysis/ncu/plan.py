@@ -50,7 +50,7 @@ COLUMNS: Columns = {
     "registers": Column("registers per thread"),
     "shared_bytes": Column("static and dynamic shared memory per block, in bytes", "bytes"),
     "launches": Column("number of launches with this kernel and launch configuration"),
-    "gpu_ns": Column("their GPU time, in ns", "ns"),
+    "gpu_ns": Column("their GPU time, in ns", "ns", heading="ms"),
     "share": Column("`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1", "share", kind="float"),
     "covered": Column("cumulative share of this row and the rows above it, 0 to 1", "share", kind="float"),
     "above_limit_ns": Column(

@@ -90,7 +90,7 @@ VIEW_COLUMNS: Mapping[str, Columns] = {
     "kernel": {
         **_BY_STEP,
         "name": Column("name of the kernel", kind="str"),
-        "kernel_class": Column("its class", kind="str"),
+        "kernel_class": Column("its class", kind="str", heading="class"),
         "family": Column("the rule that classified it", kind="str"),
         **_STATISTICS,
     },

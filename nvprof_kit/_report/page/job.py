@@ -309,7 +309,9 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
         "groups": (answer.groups, "Parallel groups", "which ranks share a communicator, and what it is for"),
     }
     return [
-        page_table(rows, name, title, about, f"{command} --view {name} --format csv")
+        page_table(
+            rows, answer.columns[f"ranks-{name}"], name, title, about, command=f"{command} --view {name} --format csv"
+        )
         for name, (rows, title, about) in tables.items()
         if len(rows)
     ]

@@ -220,19 +220,21 @@ def _findings(
 ) -> tuple[Advice | None, list[PageTable]]:
     """The findings, None without a GPU, and the tables of the breakdown that are not empty."""
     result, path = breakdown(operations, options), operations.trace.info.path
-    steps, command = result.steps, f"nvprof-kit breakdown {path}"
+    steps, columns, command = result.steps, result.columns, f"nvprof-kit breakdown {path}"
     times = [name for name in steps.columns if str(name).endswith("_ns") and name != "start_ns"]
     several = [name for name in ("process", "device") if steps[name].nunique() > 1]
     about = "milliseconds; compute, exposed communication, exposed copies and idle add up to the wall time"
     title = "Breakdown: where each step's time goes"
-    tables = [page_table(steps[["step", *several, *times]], "breakdown", title, about, f"{command} --format csv")]
+    rows, csv = steps[["step", *several, *times]], f"{command} --format csv"
+    tables = [page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
     step = steps["step"].iloc[result.critical_window] if len(steps) else None
     for view, (title, about) in _TITLES.items():
         rows = result.table(view)
         if len(rows):
             of_step = f" of step {step}" if view == "critical-path" and not is_missing(step) else ""
             over = about if of_step else f"{about}; milliseconds over all steps that are shown"
-            tables.append(page_table(rows, view, title + of_step, over, f"{command} --view {view} --format csv"))
+            csv, columns_of_view = f"{command} --view {view} --format csv", columns[f"breakdown-{view}"]
+            tables.append(page_table(rows, columns_of_view, view, title + of_step, over, command=csv))
     if not operations.trace.info.on_gpu:
         return None, tables
     return advise(operations, options, times=result, limits=flops), tables

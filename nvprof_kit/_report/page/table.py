@@ -13,6 +13,7 @@ from nvprof_kit._analysis.layers.fold import MANY, Group, fold_tree
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.layers import COLUMNS, MEMORY_COLUMNS, Line, in_phase, row_names, total_line, tree_lines
 from nvprof_kit._report.text.texts import MS, cell, filled, heading, is_missing, mib_cell, percent
+from nvprof_kit._result.column import Columns
 from nvprof_kit._result.result import UNFOLDED
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
@@ -225,11 +226,12 @@ def _change_cells(base_ns: float | None, new_ns: float | None) -> list[Cell]:
 # ---------------------------------------------------------------- analyses
 
 
-def page_table(frame: pd.DataFrame, name: str, title: str, about: str, command: str) -> PageTable:
+def page_table(frame: pd.DataFrame, columns: Columns, name: str, title: str, about: str, *, command: str) -> PageTable:
     """A table of an analysis; empty columns are left out.
 
     Args:
         frame: The rows, the most important first.
+        columns: The columns of the answer, for their headings.
         name: Name in links.
         title: The heading.
         about: A description.
@@ -243,7 +245,7 @@ def page_table(frame: pd.DataFrame, name: str, title: str, about: str, command: 
         "name": name,
         "title": title,
         "about": about,
-        "heads": [(heading(str(name), mib=True), printed[name].dtype.kind in "iufb") for name in printed],
+        "heads": [(heading(str(name), columns, mib=True), printed[name].dtype.kind in "iufb") for name in printed],
         "rows": [
             [
                 (cell(str(name), value, mib=True), "" if isinstance(value, str) or is_missing(value) else value)

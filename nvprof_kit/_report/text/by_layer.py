@@ -63,12 +63,13 @@ def layer_table(
         "tflops_per_s": _number,
         "": lambda value: value if isinstance(value, str) else count_per_step(value, ms.divisor),
     }
-    columns = {name: result.columns[result.schema][name] for name in names}
+    known = result.columns[result.schema]
+    columns = {name: known[name] for name in names}
     printed = {
-        name: Column(column.heading, "left" if column.kind == "str" else "right", _RANKS.get(name, 1), True)
+        name: Column.of(known, name, "left" if column.kind == "str" else "right", _RANKS.get(name, 1), True)
         for name, column in columns.items()
     }
-    labels = {"layer": Column("layer", "path"), "phase": Column("phase", "left", 0)}
+    labels = {"layer": Column.of(known, "layer", "path"), "phase": Column.of(known, "phase", "left", 0)}
     grid = Grid(labels | printed | FOLD_COLUMNS | {"marks": Column("", rank=2, is_optional=True)}, result.select)
     for row in result.printed().to_dict("records"):
         cells = {

@@ -30,11 +30,11 @@ _FOLDED = (
 )
 _COLUMNS = {
     "row": Column("", "path"),
-    "base": Column("base", rank=2),
-    "new": Column("new", rank=0),
-    "change": Column("change", rank=0),
-    "interval": Column("95 % interval", rank=3),
-    "verdict": Column("verdict", "words"),
+    "base_ns": Column.of(COLUMNS, "base_ns", rank=2),
+    "new_ns": Column.of(COLUMNS, "new_ns", rank=0),
+    "change": Column.of(COLUMNS, "change", rank=0),
+    "low": Column.of(COLUMNS, "low", rank=3),
+    "verdict": Column.of(COLUMNS, "verdict", "words"),
 }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import fold_tree
-from nvprof_kit._analysis.layers.layers import NOTABLE
+from nvprof_kit._analysis.layers.layers import NOTABLE, Layers
 from nvprof_kit._analysis.layers.sums import SPLITS
 from nvprof_kit._report.text.table import (
     FOLD_COLUMNS,
@@ -36,8 +37,6 @@ from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._analysis.layers.layers import Layers
-
 Row = dict[Any, Any]
 """A row of `nvprof_kit._analysis.layers.layers.Layers.tree`."""
 
@@ -47,20 +46,22 @@ Line = tuple[Row, dict[str, str]]
 MEMORY_COLUMNS = ("kept_bytes", "peak_bytes", "cuda_bytes")
 """The columns of `nvprof_kit._analysis.layers.memory.LayerMemory.of_tree`."""
 
+_column = partial(Column.of, Layers.columns["layers"])
+
 COLUMNS: Mapping[str, Column] = {
-    "layer": Column("layer", "path"),
-    "calls": Column("calls", rank=3),
+    "layer": _column("layer", "path"),
+    "calls": _column("calls", rank=3),
     **{phase: Column(phase, is_optional=phase == "recompute") for phase in LAYER_PHASES},
-    "total_ns": Column("total", rank=0),
-    "comm_ns": Column("comm", is_optional=True),
-    "of_limit": Column("of limit", is_optional=True),
-    "self_share": Column("self share", rank=3),
-    "total_share": Column("total share", rank=0),
+    "total_ns": _column("gpu_total_ns", rank=0),
+    "comm_ns": _column("comm_ns", is_optional=True),
+    "of_limit": _column("of_limit", is_optional=True),
+    "self_share": _column("share", rank=3),
+    "total_share": _column("total_share", rank=0),
     "bar": Column("", "bar"),
-    "cpu_ns": Column("CPU", rank=4),
-    "kept_bytes": Column("kept MiB", rank=2, is_optional=True),
-    "peak_bytes": Column("peak MiB", rank=2, is_optional=True),
-    "cuda_bytes": Column("CUDA MiB", rank=2, is_optional=True),
+    "cpu_ns": _column("cpu_ns", rank=4),
+    "kept_bytes": _column("memory_retained_bytes", rank=2, is_optional=True),
+    "peak_bytes": _column("memory_peak_bytes", rank=2, is_optional=True),
+    "cuda_bytes": _column("cuda_alloc_bytes", rank=2, is_optional=True),
 }
 """The printed columns with their headings, in their order; the page of `report` takes the headings from here."""
 

@@ -38,7 +38,8 @@ def memory_report(result: Memory) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, header_lines), ""]
     for view, rows in tables.items():
         if len(rows):
-            grid = frame_table(rows, result.select.top or MOST_ROWS, mib=True, bar="share")
+            top, columns = result.select.top or MOST_ROWS, result.columns[f"memory-{view}"]
+            grid = frame_table(rows, top, columns, mib=True, bar="share")
             parts += [Text(VIEWS[view], "bold"), grid, ""]
     return [*parts, *below(("MiB of 1,048,576 bytes.", *ranked_notes(tables.values())), result.warnings)]
 

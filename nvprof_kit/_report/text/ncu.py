@@ -23,7 +23,7 @@ def plan_report(plan: NcuPlan) -> list[RenderableType]:
     frame = plan.to_frame()
     rows = frame[[name for name in _COLUMNS if name in frame]]
     rows = rows.assign(kernel=rows["kernel"].map(kernel_names(rows["kernel"].astype(str))))
-    grid = frame_table(rows.rename(columns={"gpu_ns": "ms_ns"}), len(rows))
+    grid = frame_table(rows, len(rows), plan.columns["ncu-plan"])
     grid.select = plan.select
     return [*map(Text, plan_lines(plan)), "", grid, *below((), plan.warnings)]
 

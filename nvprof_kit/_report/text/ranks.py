@@ -193,4 +193,4 @@ def _clocks(clocks: pd.DataFrame) -> Section:
 
 def rank_table(result: RankTable) -> list[RenderableType]:
     """The first rows of a job's table, and the number of omitted rows."""
-    return [frame_table(result.to_frame(), result.select.top or 20)]
+    return [frame_table(result.to_frame(), result.select.top or 20, result.columns[result.schema])]

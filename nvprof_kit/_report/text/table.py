@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.text.texts import Milliseconds, cell, counted, filled, fit, heading
+from nvprof_kit._result.column import Columns
 from nvprof_kit._result.formats import plain, title
 from nvprof_kit._result.result import Selection
 from nvprof_kit._trace.schema import CaptureInfo
@@ -74,6 +75,11 @@ class Column:
     kind: str = "right"
     rank: int = 1
     is_optional: bool = False
+
+    @classmethod
+    def of(cls, columns: Columns, name: str, kind: str = "right", rank: int = 1, is_optional: bool = False) -> Column:
+        """The column of an answer, with its heading."""
+        return cls(heading(name, columns), kind, rank, is_optional)
 
 
 FOLD_COLUMNS = {
@@ -258,22 +264,25 @@ def html_of(parts: Iterable[RenderableType]) -> str:
     return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
 
 
-def frame_table(frame: pd.DataFrame, top: int, mib: bool = False, bar: str = "") -> Grid:
+def frame_table(
+    frame: pd.DataFrame, top: int, columns: Columns | None = None, mib: bool = False, bar: str = ""
+) -> Grid:
     """A table of an analysis, with times in milliseconds; columns without a value are left out.
 
     Args:
         frame: Its rows.
         top: How many of them are printed.
+        columns: The columns of the answer, for their headings.
         mib: Write bytes in MiB, not in units of 10⁶.
         bar: The column that bars show, if it is there.
     """
     rows = filled(frame.head(top))
-    columns: dict[str, Column] = {}
+    printed_columns: dict[str, Column] = {}
     for name, values in rows.items():
         is_number = values.dtype.kind in "iufb" or not values.dropna().astype(str).str.contains(r"[^\W\d_]").any()
         kind = {"layer": "path", "unlike": "words"}.get(str(name), "right" if is_number else "left")
-        columns[str(name)] = Column(heading(str(name), mib), kind)
-    grid = Grid(columns | ({"": Column("", "bar")} if bar in frame else {}), beyond=max(len(frame) - top, 0))
+        printed_columns[str(name)] = Column(heading(str(name), columns, mib), kind)
+    grid = Grid(printed_columns | ({"": Column("", "bar")} if bar in frame else {}), beyond=max(len(frame) - top, 0))
     longest = (frame[bar].max() or 1.0) if bar in frame else 1.0
     for row in rows.to_dict("records"):
         bars = {"": Bar(row[bar] / longest)} if bar in row else {}

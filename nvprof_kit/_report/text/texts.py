@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
+from nvprof_kit._result.column import Columns, column_of
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -167,8 +169,17 @@ def cell(name: str, value: Any, mib: bool = False) -> str:
     return f"{int(value):,}" if not is_fraction else f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
-def heading(name: str, mib: bool = False) -> str:
-    """The heading of a column by its name: what it measures, without its unit if that is milliseconds."""
+def heading(name: str, columns: Columns | None = None, mib: bool = False) -> str:
+    """The heading of a column: its own, or its name, without its unit if that is milliseconds.
+
+    Args:
+        name: The column's name.
+        columns: The columns of the answer, which need not have it.
+        mib: Whether bytes are written in MiB.
+    """
+    column = column_of(columns or {}, name)
+    if column is not None and column.heading:
+        return column.heading
     text = name.replace("gb_per_s", "GB/s").replace("bytes", "MiB" if mib else "MB")
     text = text.removesuffix("_ns").replace("_", " ")
     return text.replace("cpu ", "CPU ").replace("gpu ", "GPU ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -28,11 +29,12 @@ def timers_report(result: Timers) -> list[RenderableType]:
     clock = "cuda" if result.rows["cuda_total_ns"].notna().all() else "cpu"
     ms = Milliseconds.for_total(max(int(row[f"{clock}_max_ns"]) for row in rows))
     ranks = {"mean": 0, "max": 0, "min": 2}
-    columns = {"stage": Column("stage", "left"), "rank": Column("rank", is_optional=True), "calls": Column("calls")}
+    column = partial(Column.of, result.columns["timers"])
+    columns = {"stage": column("stage", "left"), "rank": column("rank", is_optional=True), "calls": column("calls")}
     times = ("mean", "median", "p95", "min", "max")
-    columns |= {f"{clock}_{name}_ns": Column(name, rank=ranks.get(name, 1)) for name in times}
+    columns |= {f"{clock}_{name}_ns": column(f"{clock}_{name}_ns", rank=ranks.get(name, 1)) for name in times}
     columns |= {"bar": Column("", "bar"), "CPU": Column("CPU", rank=2)}
-    columns |= {"skew_ns": Column("skew"), "slowest": Column("slowest")} if len(result.ranks) > 1 else {}
+    columns |= {name: column(name) for name in ("skew_ns", "slowest")} if len(result.ranks) > 1 else {}
     grid = Grid(columns, result.select)
     longest = max(int(row[f"{clock}_total_ns"]) for row in rows) or 1
     for row in rows:

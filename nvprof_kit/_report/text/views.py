@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +32,8 @@ _TITLES = {
 }
 
 
-_STATES = {"compute": "compute", "exposed_comm": "exposed comm", "exposed_copy": "exposed copy", "idle": "idle"}
-"""Headings of the states of a device."""
+_STATES = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
+"""The time of each state of a device."""
 _OF_GPUS = ("idle", "copies", "launches", "queue")
 """Tables about what a host does with a GPU."""
 
@@ -56,7 +57,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
             if not on_gpu:
                 rows = rows.drop(columns="device", errors="ignore").rename(columns={"gpu_ns": "operators_ns"})
             text = title.format(step=step if step != _OUTSIDE else f"the time {step}")
-            parts += [Text(text, "bold"), frame_table(rows, top), ""]
+            parts += [Text(text, "bold"), frame_table(rows, top, result.columns[f"breakdown-{name}"]), ""]
     parts_of_wall = ["compute", "exposed communication", "exposed copies"] if on_gpu else ["operators"]
     note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
     return [*parts, *below((note, *ranked_notes(tables.values())), result.warnings), ""]
@@ -71,24 +72,26 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     several = steps[["process", "device"]].drop_duplicates().shape[0] > 1
     inside = steps[result.instances >= 0]
     on_gpu = result.info.on_gpu
-    states = [state for state in _STATES if on_gpu or state in ("compute", "idle") or steps[f"{state}_ns"].any()]
-    names = ["wall", *(_STATES[state] if on_gpu or state != "compute" else "operators" for state in states)]
+    states = [name for name in _STATES if on_gpu or name in ("compute_ns", "idle_ns") or steps[name].any()]
+    column = partial(Column.of, result.columns["breakdown-steps"])
     devices = {"device": Column("GPU" if on_gpu else "process", "left", 0)} if several else {}
-    times = {name: Column(name, rank={"wall": 0, "exposed copy": 2}.get(name, 1)) for name in names}
-    grid = Grid({"step": Column("step", "left"), **devices, **times})
+    ranks = {"wall_ns": 0, "exposed_copy_ns": 2}
+    times = {name: column(name, rank=ranks.get(name, 1)) for name in ("wall_ns", *states)}
+    times |= {} if on_gpu else {"compute_ns": Column("operators")}
+    grid = Grid({"step": column("step", "left"), **devices, **times})
     printed_steps = inside if len(inside) <= top else inside.nlargest(top, "wall_ns")
     if in_order is not None:
         printed_steps = in_order[in_order.index.isin(inside.index)].head(top)
     for row in printed_steps.to_dict("records"):
         device = f"{row['process']}:{row['device']}" if on_gpu else f"{row['process']}"
-        grid.add({"step": _step_name(row), "device": device, **_parts(row, states, names)})
+        grid.add({"step": _step_name(row), "device": device, **_parts(row, states)})
     grid.beyond = len(inside) - len(printed_steps)
     grid.add_section()
     steady = steps[np.append(result.choice.shown, False)[result.instances]]
     if result.choice.count > 1:
         median_row = np.argsort(steady["wall_ns"].to_numpy(), kind="stable")[(len(steady) - 1) // 2]
         median_step = steady.select_dtypes("number").iloc[[median_row]].sum()
-        grid.add({"step": f"median of {result.choice.count}", **_parts(median_step, states, names)})
+        grid.add({"step": f"median of {result.choice.count}", **_parts(median_step, states)})
     warm_up = inside.drop(index=steady.index)
     steady_count, warm_up_count = (len(set(result.instances[rows.index].tolist())) for rows in (steady, warm_up))
     for name, rows, style in (
@@ -97,7 +100,7 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
         (_OUTSIDE, steps[result.instances < 0], ""),
     ):
         if len(rows):
-            grid.add({"step": name, **_parts(rows.select_dtypes("number").sum(), states, names)}, style=style)
+            grid.add({"step": name, **_parts(rows.select_dtypes("number").sum(), states)}, style=style)
     return grid
 
 
@@ -105,13 +108,13 @@ def _step_name(row: Any) -> str:
     return _OUTSIDE if is_missing(row["step"]) else f"step {int(row['step'])}"
 
 
-def _parts(row: Any, states: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    wall = row["wall_ns"]
-    cells = [MS(int(wall))]
-    for name in states:
-        state_ns = int(row[f"{name}_ns"])
-        cells.append(f"{MS(state_ns)} {percent(state_ns / wall):>7}" if state_ns and wall else "")
-    return dict(zip(names, cells, strict=True))
+def _parts(row: Any, states: Iterable[str]) -> dict[str, str]:
+    wall_ns = row["wall_ns"]
+    ran = [name for name in states if row[name] and wall_ns]
+    return {
+        "wall_ns": MS(int(wall_ns)),
+        **{name: f"{MS(int(row[name]))} {percent(row[name] / wall_ns):>7}" for name in ran},
+    }
 
 
 def _causes(idle: pd.DataFrame) -> list[RenderableType]:
@@ -167,10 +170,10 @@ def summary_report(result: Summary) -> list[RenderableType]:
             printed = table.head(top)
             zero = [name for name in printed if str(name).startswith(("cpu_", "gpu_")) and not printed[name].any()]
             details = (*_DETAILS, *(_DETAILS_OF_KERNELS if "gpu_p50_ns" in table else ()))
-            headings = {"kernel_class": "class"}
+            table = table.drop(columns=[name for name in table if name in (*zero, *details)])
             if not on_gpu:
-                headings |= {str(name): str(name).removeprefix("gpu_") for name in table} | {"gpu_ops": "operators"}
-            table = table.drop(columns=[name for name in table if name in (*zero, *details)]).rename(columns=headings)
-            parts.append(frame_table(table, top))
+                names = {str(name): str(name).removeprefix("gpu_") for name in table} | {"gpu_ops": "operators"}
+                table = table.rename(columns=names)
+            parts.append(frame_table(table, top, result.columns[f"summary-{name}"]))
         parts += [Text(result.notes[name], "dim"), ""]
     return [*parts, *below(("Milliseconds.",), result.warnings), ""]
