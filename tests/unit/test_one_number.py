@@ -3,12 +3,11 @@
 import json
 import lzma
 import re
-import sqlite3
 from functools import lru_cache
 
 import numpy as np
 import pytest
-from support.data import DATA, unpacked
+from support.data import DATA
 from support.page import data_of
 
 import nvprof_kit
@@ -158,21 +157,3 @@ def test_times_of_a_pytorch_trace_count_from_its_first_event(path):
         found = values.to_numpy()
         assert len(found) or verb == "advise"  # which has nothing to say of some
         assert ((found >= 0) & (found <= 1000 * (last_us - first_us) + 1)).all(), verb
-
-
-@pytest.mark.parametrize("path", [path for path in CAPTURES if ".sqlite" in path.name], ids=lambda path: path.name)
-def test_the_whole_capture_is_what_sql_counts(path, tmp_path):
-    plain = unpacked(path, tmp_path / path.stem)
-    tables = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")
-    total, count = 0, 0
-    with sqlite3.connect(f"file:{plain}?mode=ro", uri=True) as db:
-        there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-        for table in tables:
-            if f"CUPTI_ACTIVITY_KIND_{table}" in there:
-                time, rows = db.execute(
-                    f'SELECT total("end" - start), count(*) FROM CUPTI_ACTIVITY_KIND_{table}'
-                ).fetchone()
-                total, count = total + int(time), count + rows
-    db.close()
-    result = nvprof_kit.open(plain).layers(steps=SCOPES["all"])
-    assert (int(result.to_frame()["gpu_self_ns"].sum()), int(result.to_frame()["gpu_ops"].sum())) == (total, count)
