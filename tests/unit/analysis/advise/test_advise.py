@@ -1,7 +1,6 @@
 """Each finding has a capture that triggers it and one that must not; and what real captures say."""
 
 import json
-import lzma
 import re
 import sqlite3
 from collections.abc import Callable
@@ -10,15 +9,14 @@ from typing import Any
 
 import pytest
 from support.brute_force.advise_truth import REAL
-from support.captures.advise_programs import Program
 from support.captures.kineto_file import event, kernel, write
 from support.captures.nsys_file import NsysFile
+from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit import Advice, Finding
 from nvprof_kit.errors import NvprofKitError
 
-DATA = Path(__file__).parents[3] / "data"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
 
@@ -162,6 +160,16 @@ def optimizer_loop(file: NsysFile, bad: bool) -> None:
         file.kernel(begin, begin + length, launched=at, name="vectorized_elementwise_kernel_addcmul")
 
 
+def optimizer_waits(file: NsysFile, bad: bool) -> None:
+    """The optimizer's kernels are short, and the host is late with each; or each works on many parameters."""
+    file.range_("step 0", 0, 2_000_000, category="step", payload=0)
+    file.range_("optimizer", 0, 2_000_000, category="phase")
+    name = "vectorized_elementwise_kernel_addcmul" if bad else "multi_tensor_apply_kernel<TensorListMetadata<2>>"
+    for number in range(160):
+        at = 10_000 * number
+        file.kernel(at + 5_000, at + 7_000, launched=(at + 4_000, at + 5_000), name=name)
+
+
 def gpu_clocks(file: NsysFile, bad: bool) -> None:
     """Three GPUs run the same ten kernels; one takes a tenth longer for all, or only for one."""
     for pid in (7, 8, 9):
@@ -217,6 +225,7 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     # launched late, 10 µs after the device ran dry, or long before
     "launch": lambda file, bad: busy(file, (1, 50, 0), (60, 100, 59 if bad else 0.6)),
     "slow-host-layer": slow_host("layers.{}.mlp", "forward", 3),
+    "slow-host-layer backward": slow_host("layers.{}.attn backward", "backward", 1),
     "sync": sync,
     "dataloader": in_a_gap(lambda file, start, end: file.range_("data", start, end, category="data")),
     "allocation": in_a_gap(lambda file, start, end: file.call("cudaMalloc_v3020", start, end)),
@@ -229,10 +238,15 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "small-kernels": small_kernels,
     "unfused-chains": unfused_chains,
     "tensor-copies": named(COPY, HALVES),
+    "tensor-copies of a layout": named("nchwToNhwcKernel<bf16>", "index_elementwise_kernel<index_copy_kernel_impl>"),
     "fp32-gemms": fp32_gemms,
     "double-precision": named(DOUBLES, HALVES),
+    "double-precision product": named(
+        "cutlass_80_tensorop_d884gemm_64x64", "FusedAdamMathFunctor<float>(double, double)"
+    ),
     "unfused-attention": unfused_attention,
     "optimizer-loop": optimizer_loop,
+    "optimizer-loop of a late host": optimizer_waits,
     "recompute": recompute,
     "outlier-layer": outlier_layer,
     "gpu-clocks": gpu_clocks,
@@ -240,86 +254,12 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
 }
 
 
-def traced(function: str) -> Callable[[Path, bool], Path]:
-    """A PyTorch trace with stacks, in which a function runs between two kernels 10 ms apart, or beside the first."""
-
-    def example(folder: Path, bad: bool) -> Path:
-        kernels = [*kernel("nvjet", 0, 100 if bad else 9_900, -20, 0), *kernel("nvjet", 10_000, 100, 9_980, 1)]
-        return write(folder / "trace.json", [*kernels, event("python_function", function, 500, 8_000)])
-
-    return example
-
-
-def scene(write: Callable[[NsysFile, bool], None]) -> Callable[[Path, bool], Path]:
-    def example(folder: Path, bad: bool) -> Path:
-        file = NsysFile(folder / "run.sqlite")
-        write(file, bad)
-        return file.write()
-
-    return example
-
-
-def program(fault: str, *lookalikes: str) -> Callable[[Path, bool], Path]:
-    """A random program with the fault; or with the same calls where they cost nothing."""
-    return lambda folder, bad: Program(folder / "run.sqlite", 5, (fault,) if bad else lookalikes).write()
-
-
-def real(bad_name: str, good_name: str) -> Callable[[Path, bool], Path]:
-    return lambda _, bad: DATA / f"{bad_name if bad else good_name}-2024.2.sqlite.xz"
-
-
-def optimizer_waits(file: NsysFile, bad: bool) -> None:
-    """The optimizer's kernels are short, and the host is late with each; or each works on many parameters."""
-    file.range_("step 0", 0, 2_000_000, category="step", payload=0)
-    file.range_("optimizer", 0, 2_000_000, category="phase")
-    name = "vectorized_elementwise_kernel_addcmul" if bad else "multi_tensor_apply_kernel<TensorListMetadata<2>>"
-    for number in range(160):
-        at = 10_000 * number
-        file.kernel(at + 5_000, at + 7_000, launched=(at + 4_000, at + 5_000), name=name)
-
-
-SECOND: dict[str, Callable[[Path, bool], Path]] = {
-    "launch": program("launch"),
-    "slow-host-layer": scene(slow_host("layers.{}.attn backward", "backward", 1)),
-    "sync": program("sync", "late sync"),
-    "dataloader": program("dataloader", "early data"),
-    "host-busy": traced("train.py(5): preprocess"),
-    "allocation": program("allocation", "hidden allocation"),
-    "loading": program("loading"),
-    "gc": program("gc", "hidden garbage"),
-    "exposed-collectives": program("exposed-collectives", "hidden communication"),
-    "rank-wait": program("rank-wait", "hidden communication"),
-    "unstable-step": program("unstable-step"),
-    "copies": program("copies", "pinned copies"),
-    "small-kernels": real("slow", "graph-whole"),
-    "unfused-chains": real("faults/prefill", "graph-whole"),
-    "tensor-copies": scene(named("nchwToNhwcKernel<bf16>", "index_elementwise_kernel<index_copy_kernel_impl>")),
-    "fp32-gemms": program("fp32-gemms"),
-    "double-precision": scene(
-        named("cutlass_80_tensorop_d884gemm_64x64", "FusedAdamMathFunctor<float>(double, double)")
-    ),
-    "unfused-attention": real("faults/prefill-eager-attention", "faults/prefill"),
-    "logits": real("faults/prefill-all-logits", "faults/prefill"),
-    "optimizer-loop": scene(optimizer_waits),
-    "recompute": program("recompute"),
-    "outlier-layer": program("outlier-layer"),
-}
-"""Of each rule a second fault and a second counter-example; those of the GPU's counters and clocks have their own."""
-
-
 @pytest.mark.parametrize("bad", [True, False], ids=["fault", "none"])
-@pytest.mark.parametrize("rule", SECOND)
-def test_a_second_fault_and_a_second_program_without_it(tmp_path, rule, bad):
-    assert bool(of_rule(rule, SECOND[rule](tmp_path, bad))) == bad
-
-
-def test_a_python_function_that_the_gpu_waits_for_is_named(tmp_path):
-    (finding,) = of_rule("host-busy", traced("tokenize.py(7): encode")(tmp_path, True))
-    assert finding.title == "The GPU waits for encode"
-
-
-def test_every_rule_has_two_faults():
-    assert {*SCENES, "gpu-metrics", "host-busy"} == {*SECOND, "gpu-metrics", "gpu-clocks"}
+def test_a_python_function_that_the_gpu_waits_for_is_named(tmp_path, bad):
+    """A PyTorch trace with stacks, in which it runs between two kernels 10 ms apart, or beside the first."""
+    kernels = [*kernel("nvjet", 0, 100 if bad else 9_900, -20, 0), *kernel("nvjet", 10_000, 100, 9_980, 1)]
+    path = write(tmp_path / "trace.json", [*kernels, event("python_function", "tokenize.py(7): encode", 500, 8_000)])
+    assert [finding.title for finding in of_rule("host-busy", path)] == ["The GPU waits for encode"] * bad
 
 
 @pytest.mark.parametrize(
@@ -363,12 +303,16 @@ SAVES = {
 """Nanoseconds a step that the fault of a scene costs; of the others only an order of magnitude is known."""
 
 
-@pytest.mark.parametrize("rule", SCENES)
-def test_a_capture_that_triggers_a_rule_and_one_that_must_not(tmp_path, rule):
-    assert of_rule(rule, scene(SCENES[rule])(tmp_path, False)) == []
-    (finding,) = of_rule(rule, scene(SCENES[rule])(tmp_path, True))
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_capture_that_triggers_a_rule_and_one_that_must_not(tmp_path, scene):
+    """A scene is called by the rule, and what more it shows."""
+    good, bad = (NsysFile(tmp_path / f"{kind}.sqlite") for kind in ("good", "bad"))
+    SCENES[scene](good, False)
+    SCENES[scene](bad, True)
+    assert of_rule(scene.split()[0], good.write()) == []
+    (finding,) = of_rule(scene.split()[0], bad.write())
     assert any(character.isdigit() for character in finding.evidence)
-    assert finding.saves_ns == SAVES[rule] if rule in SAVES else 0 < finding.saves_ns <= 2_000_000
+    assert finding.saves_ns == SAVES[scene] if scene in SAVES else 0 < finding.saves_ns <= 2_000_000
     assert finding.confidence in {"high", "medium", "low"} and finding.refuted_by
     assert 0 <= finding.start_ns < finding.end_ns
     assert finding.fix and finding.title
@@ -468,8 +412,7 @@ def test_a_memset_that_blocks_needs_no_copy_beside_it(file):
 
 def with_one_step(tmp_path: Path, capture: str, step: int) -> Path:
     """A committed capture that knows only one of its steps: what the others ran is outside steps."""
-    path = tmp_path / "few-steps.sqlite"
-    path.write_bytes(lzma.decompress((DATA / f"{capture}.sqlite.xz").read_bytes()))
+    path = unpacked(f"{capture}.sqlite.xz", tmp_path / "few-steps.sqlite")
     with sqlite3.connect(path) as db:
         text = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId))"
         rows = db.execute(f"SELECT rowid FROM NVTX_EVENTS WHERE {text} LIKE 'step %' ORDER BY start").fetchall()
