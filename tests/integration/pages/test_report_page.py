@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.browser import opened
 from support.captures.nsys_file import NsysFile
-from support.captures.nsys_memory import Allocations, carry
 from support.cli import run
 from support.data import DATA
 from support.lane import FULL
@@ -370,13 +369,13 @@ def training(file: NsysFile) -> NsysFile:
     """
     file.range_("step 0", 0, 900, category="step", payload=0)
     file.range_("model", 10, 500)
-    carry(file, (11, 100 * MIB), (499, 140 * MIB), peak=190 * MIB)
+    file.carry((11, 100 * MIB), (499, 140 * MIB), peak=190 * MIB)
     for layer, (start, kept, length) in enumerate([(50, 30, 10), (250, 10, 30)]):
         file.range_(f"model.layers.{layer}", start, start + 100)
-        carry(file, (start + 1, 100 * MIB), (start + 99, (100 + kept) * MIB), peak=(150 + kept) * MIB)
+        file.carry((start + 1, 100 * MIB), (start + 99, (100 + kept) * MIB), peak=(150 + kept) * MIB)
         file.kernel(1000 + start, 1000 + start + length, launched=(start + 20, start + 30))
     file.range_(EVIL, 510, 600)
-    carry(file, (511, 140 * MIB), (599, 135 * MIB))
+    file.carry((511, 140 * MIB), (599, 135 * MIB))
     file.kernel(2000, 2005, launched=(520, 530))
     return file
 
@@ -389,9 +388,8 @@ def widths(page: Any) -> dict[str, float]:
 
 def test_the_tree_by_time_and_by_memory(chromium, tmp_path):
     file = training(NsysFile(tmp_path / "run.sqlite"))
-    events = Allocations()
-    events.add(60, 64 * MIB, file.call("cudaMalloc_v3020", 55, 62))
-    path = report(tmp_path / "page.html", events.into(file.write()))
+    file.allocation(60, 64 * MIB, file.call("cudaMalloc_v3020", 55, 62))
+    path = report(tmp_path / "page.html", file.write())
     with opened(chromium, path) as page:
         # of 45 ns: model 40, in it the layers 10 and 30; the other one 5
         assert widths(page) == pytest.approx(

@@ -65,6 +65,7 @@ class NsysFile:
         self.domains: dict[tuple[int, str], int] = {}
         self.categories: dict[tuple[int, int, str], int] = {}
         self.correlation = 1000
+        self.gpu = "Test GPU"
 
     def string(self, text: str) -> int:
         return self.strings.setdefault(text, len(self.strings) + 1)
@@ -158,6 +159,18 @@ class NsysFile:
         self.rows[f"CUPTI_ACTIVITY_KIND_{table}"].append(row)
         return correlation or 0
 
+    def carry(self, begin: tuple[int, int], end: tuple[int, int], *, peak: int = 0, tid: int = TID) -> None:
+        """The marks of a range of a layer: (when, bytes) at its begin and its end, and its peak, if that is known."""
+        marks = [("allocated at begin", *begin), ("allocated at end", *end)]
+        for text, when, count in [*marks, *([("peak inside", end[0] - 1, peak)] if peak else [])]:
+            self.range_(text, when, None, category="memory", payload=count, style=MARK, tid=tid)
+
+    def allocation(self, when: int, count: int, correlation: int | None, *, kind: int = 2) -> None:
+        """Bytes of the device that CUDA hands out, negative for a free, for the call with a correlation id."""
+        row = {"start": when, "globalPid": thread(0), "deviceId": 0, "bytes": abs(count), "memKind": kind}
+        row |= {"memoryOperationType": int(count < 0), "correlationId": correlation}
+        self.rows["CUDA_GPU_MEMORY_USAGE_EVENTS"].append(row)
+
     def overhead(self, name: str, start: int, end: int) -> None:
         """Add profiler overhead on a thread."""
         row = {"start": start, "end": end, "globalTid": thread(), "nameId": self.string(name), "returnValue": 0}
@@ -199,7 +212,7 @@ class NsysFile:
                 [("EXPORT_PRODUCT_VERSION", f"{self.nsys}.0"), ("EXPORT_SCHEMA_VERSION", self.export_version)],
             )
             db.execute("CREATE TABLE TARGET_INFO_GPU (id INT, name TEXT, cuDevice INT)")
-            db.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'Test GPU', 0)")
+            db.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, ?, 0)", (self.gpu,))
         db.close()
         if form := os.environ.get("NVPROF_KIT_TEST_FORM"):
             folder = self.path.with_suffix("")

@@ -1,7 +1,6 @@
 """No verb writes its answer over what it was made of, by whatever name; the exit status is 2 and the file as it was."""
 
 import csv
-import gzip
 import io
 import json
 import lzma
@@ -11,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from support.captures.kineto_file import event, write
 from support.captures.nsys_file import NsysFile
 from support.cli import run
 
@@ -19,12 +19,6 @@ import nvprof_kit
 RULES = '[[rule]]\nmatch = "layers.*"\nlayer = "block"\n'
 COUNTS = {"format": "nvprof_kit flops", "version": 3, "torch": "", "gpu": "", "rank": 0, "steps": 1, "operators": []}
 KERNELS = '[[kernel]]\nname = "mine"\nclass = "gemm"\nmatch = "gemm"\n'
-
-
-def kineto() -> bytes:
-    """A PyTorch trace of one operator on the CPU."""
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "args": {}}
-    return json.dumps({"schemaVersion": 1, "traceEvents": [event]}).encode()
 
 
 @pytest.fixture
@@ -36,8 +30,8 @@ def folder(file: NsysFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         file.kernel(zero + 300, zero + 330, launched=(zero + 120, zero + 125))
     capture = file.write()
     (tmp_path / "packed.sqlite.xz").write_bytes(lzma.compress(capture.read_bytes(), preset=0))
-    (tmp_path / "run.json").write_bytes(kineto())
-    (tmp_path / "run.json.gz").write_bytes(gzip.compress(kineto()))
+    for name in ("run.json", "run.json.gz"):
+        write(tmp_path / name, [event("cpu_op", "aten::mm", 1.0, 2.0)])
     (tmp_path / "rules.json").write_text(RULES)
     (tmp_path / "kernels.md").write_text(KERNELS)
     (tmp_path / "link.json").symlink_to("run.json")

@@ -4,10 +4,9 @@ import gzip
 import json
 import lzma
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
+from support.captures.kineto_file import event, kernel, write
 from support.data import unpacked
 
 import nvprof_kit
@@ -21,22 +20,11 @@ from nvprof_kit.errors import CaptureError
 # ---------------------------------------------------------------- Kineto
 
 
-def event(category: str, **keys: Any) -> dict[str, Any]:
-    times = {"ts": 1.0, "dur": 2.0}
-    return {"ph": "X", "cat": category, "name": "aten::mm", "pid": 9, "tid": 1, "args": {}, **times} | keys
-
-
-def trace(path: Path, *events: dict[str, Any]) -> Path:
-    path.write_text(json.dumps({"traceEvents": list(events)}))
-    return path
-
-
-KERNEL = {"args": {"device": 0, "stream": 7, "correlation": 5}, "ts": 4.0}
-CALL = {"args": {"correlation": 5}}
+CALL, KERNEL = kernel("gemm", 4.0, 2.0, 1.0, 5)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "said"),
+    ("changed", "said"),
     [
         ({"dur": -3}, "end before they begin"),
         ({"ts": float("nan")}, "ts is nan in 1 events|no ts"),
@@ -44,16 +32,15 @@ CALL = {"args": {"correlation": 5}}
         ({"args": {"device": 0, "correlation": 2**70}}, r"no kernel event has args\.correlation"),
     ],
 )
-def test_values_that_cannot_be_are_named(tmp_path, kernel, said):
-    path = trace(tmp_path / "a.json", event("kernel", **(KERNEL | kernel)), event("cuda_runtime", **CALL))
+def test_values_that_cannot_be_are_named(tmp_path, changed, said):
+    path = write(tmp_path / "a.json", [KERNEL | changed, CALL])
     with pytest.raises(CaptureError, match=said):
         open_capture(path)
 
 
 def test_ids_as_large_as_they_come_and_times_as_text(tmp_path):
-    large = {"correlation": 2**64 - 2}
-    kernel = KERNEL | {"args": {"device": "0", "stream": 7, **large}, "ts": "4.5", "dur": "1.25"}
-    path = trace(tmp_path / "a.json", event("kernel", **kernel), event("cuda_runtime", args=large))
+    call, run = kernel("gemm", "4.5", "1.25", 1.0, 2**64 - 2, device="0")
+    path = write(tmp_path / "a.json", [run, call])
     read = open_capture(path)
     assert read.ops["correlation"].tolist() == read.api["correlation"].tolist() == [-2]
     assert (read.ops["end_ns"] - read.ops["start_ns"]).tolist() == [1250]
@@ -64,8 +51,8 @@ def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path
 
     monkeypatch.setattr(stream, "_WINDOW", 16)
     path = tmp_path / "a.json"
-    events = [event("cpu_op", ts=float(number)) for number in range(50)]
-    path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 12}, indent=2))
+    write(path, [event("cpu_op", "aten::mm", float(number), 2.0) for number in range(50)], schemaVersion=12)
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=2))
     read = open_capture(path)
     assert read.info.schema == "12"
     assert len(read.calls if read.calls is not None else read.ops) == 50

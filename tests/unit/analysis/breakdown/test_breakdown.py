@@ -1,6 +1,5 @@
 """Where the time of a step goes: tiny captures with their arithmetic, real ones against brute force and golden data."""
 
-import sqlite3
 from math import isnan
 from pathlib import Path
 
@@ -53,10 +52,8 @@ def test_copies_against_the_link_of_the_gpu(file, gpu, host, peer):
     file.kernel(200, 300, launched=(14, 16), table="MEMCPY", memory=(2, 1), size=3150, copy_kind=2)
     file.kernel(300, 350, launched=(20, 22), table="MEMCPY", memory=(2, 2), size=1600, copy_kind=8)
     file.kernel(350, 360, launched=(24, 26), table="MEMCPY", memory=(2, 2), size=2250, copy_kind=10)
-    path = file.write()
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE TARGET_INFO_GPU SET name = ?", (gpu,))
-    copies = nvprof_kit.open(path).breakdown().copies.set_index("copy")
+    file.gpu = gpu
+    copies = analysed(file).copies.set_index("copy")
     assert copies.loc["memcpy HtoD", ["gb_per_s", "link"]].tolist() == [31.5, host]
     assert copies.loc["memcpy DtoH", "link"] == host
     if host == "PCIe 5 x16":

@@ -1,6 +1,5 @@
 """What collectives move and how fast: payloads of NCCL's calls in an nsys export, arguments in a PyTorch trace."""
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +44,8 @@ def test_sizes_of_nccl_calls(file, gpu, link, limits_ns):
     file.nccl("ncclAllGather", 300, 330, "move", 77, 1_000)
     file.kernel(4_000, 5_000, launched=(310, 320), name=nccl("AllGather"), stream=9)
     file.kernel(6_000, 7_000, launched=(410, 420), name=nccl("ReduceScatter_Sum_bf16"))  # of unknown size
-    path = file.write()
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE TARGET_INFO_GPU SET name = ?", (gpu,))
-    result = analysed(path)
+    file.gpu = gpu
+    result = analysed(file.write())
     found = moved(result)
     # 16 kB in 2 µs, of which 1.5 µs beside nothing; eight ranks: 2·7/8 of it on the bus
     assert found["AllReduce"] == [1, 16_000, 12_000, 8, 8.0, 14.0]

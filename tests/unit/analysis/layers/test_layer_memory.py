@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
-from support.captures.nsys_memory import Allocations, carry
 from support.data import DATA, unpacked
 from support.lane import examples
 
@@ -16,7 +15,6 @@ from nvprof_kit._analysis.layers.profile import layer_profile
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit.errors import CaptureError
 
-MAIN, BACKWARD = 7, 8
 MEMORY = [name for name in nvprof_kit.Layers.columns["layers"] if name.startswith(("memory_", "cuda_"))]
 
 
@@ -26,7 +24,7 @@ def table(path: Path, *, by_step: bool = False) -> pd.DataFrame:
 
 def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(file):
     file.range_("model.layers.0", 100, 200)
-    carry(file, (101, 1100), (199, 1250), peak=1900)
+    file.carry((101, 1100), (199, 1250), peak=1900)
     file.kernel(150, 160, launched=(120, 130))
     rows = table(file.write())
     assert rows[[name for name in MEMORY if name.startswith("memory_")]].iloc[0].tolist() == [1100, 1250, 150, 1900]
@@ -36,10 +34,9 @@ def test_a_capture_of_which_nsys_traced_no_memory_has_what_its_ranges_carry(file
 def test_more_bytes_than_a_machine_has_are_refused(file):
     file.range_("layers.0", 100, 200)
     file.kernel(150, 160, launched=(120, 130))
-    events = Allocations()
-    events.add(125, 2**63 - 1, file.call("cudaMalloc_v3020", 122, 126))
+    file.allocation(125, 2**63 - 1, file.call("cudaMalloc_v3020", 122, 126))
     with pytest.raises(CaptureError, match=r"MEMORY_USAGE_EVENTS\.bytes is 9223372036854775807 in 1 rows"):
-        table(events.into(file.write()))
+        table(file.write())
 
 
 def test_a_capture_without_memory_says_how_to_get_it(file):
@@ -69,13 +66,12 @@ def test_nothing_that_cuda_handed_out_is_lost(tmp_path_factory, ranges, events, 
     file.range_("step 4", 20, 100, category="step", payload=4)
     for start, length, layer, tid in ranges:
         file.range_(layer, start, start + length, tid=tid)
-        carry(file, (start, 10), (start + length, 20), tid=tid)
+        file.carry((start, 10), (start + length, 20), tid=tid)
     file.kernel(150, 160, launched=(30, 31))
-    allocations = Allocations()
     for when, count, tid, called, kind in events:
         call = file.call("cudaMalloc_v3020", when - 1, when, tid=tid) if called else None
-        allocations.add(when, count or 1, call, kind=kind)
-    rows = table(allocations.into(file.write()), by_step=by_step)
+        file.allocation(when, count or 1, call, kind=kind)
+    rows = table(file.write(), by_step=by_step)
     counts = [count or 1 for _, count, _, _, kind in events if kind == 2]
     assert int(rows["cuda_alloc_bytes"].sum()) == sum(count for count in counts if count > 0)
     assert int(rows["cuda_free_bytes"].sum()) == -sum(count for count in counts if count < 0)

@@ -1,11 +1,11 @@
 """The page without a browser: headline numbers and the data that its script draws."""
 
 import html
-import json
 import re
 import sqlite3
 
 import pytest
+from support.captures.kineto_file import event, write
 from support.captures.nsys_file import NsysFile
 from support.data import DATA
 from support.page import data_of, unpacked
@@ -102,12 +102,9 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(file):
 
 
 def test_without_a_gpu_nothing_is_called_one(tmp_path):
-    operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "name": "aten::mm", "ts": 10, "dur": 20, "args": {}}
-    layer = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 5, "dur": 40, "args": {}}
-    events = [operator, layer | {"name": "nvprof_kit:forward:layers.0"}, operator | {"ts": 33, "dur": 5}]
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    page = nvprof_kit.open(path).report().data
+    layer = event("user_annotation", "nvprof_kit:forward:layers.0", 5, 40)
+    events = [event("cpu_op", "aten::mm", 10, 20), layer, event("cpu_op", "aten::mm", 33, 5)]
+    page = nvprof_kit.open(write(tmp_path / "run.json", events)).report().data
     assert [group["label"] for group in data_of(page)["timeline"]["groups"]] == [
         "CPU operators",
         "CPU thread 0: when its ranges were open",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.captures import as_kineto, kineto_file
-from support.captures.kineto_file import Event, event
+from support.captures.kineto_file import Event, event, kernel
 
 import nvprof_kit
 from nvprof_kit._trace.kineto import stream
@@ -140,12 +140,9 @@ def trace(path: Path, changed: int = -1, **change: Any) -> Path:
     events = []
     for number in range(30):
         at = BOOTED_US + 10 * number
-        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": at, "dur": 2.0}
-        call |= {"args": {"correlation": number + 1}} | (change if number == changed else {})
-        kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": at + 5, "dur": 4.0}
-        events += [call, kernel | {"args": {"correlation": number + 1, "device": 0, "stream": 7}}]
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    return path
+        call, run = kernel("gemm", at + 5, 4.0, at, number + 1)
+        events += [call | {"dur": 2.0} | (change if number == changed else {}), run]
+    return kineto_file.write(path, events, schemaVersion=1)
 
 
 @pytest.mark.parametrize("moment", [-1.0, 0.0, 99.0, BOOTED_US + 86_400e6])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile, thread
-from support.captures.nsys_memory import Allocations
 from support.data import unpacked
 
 import nvprof_kit
@@ -43,9 +42,8 @@ def capture(file: NsysFile) -> Path:
     file.overhead("Buffer Flush", 650, 660)
     for start, is_in in ((100, 1), (800, 0)):
         file.rows["SCHED_EVENTS"].append({"start": start, "isSchedIn": is_in, "globalTid": thread()})
-    allocations = Allocations()
-    allocations.add(250, 512, 7)
-    return allocations.into(file.write())
+    file.allocation(250, 512, 7)
+    return file.write()
 
 
 def change(path: Path, *statements: str) -> Path:
