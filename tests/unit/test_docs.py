@@ -52,14 +52,6 @@ def test_what_development_names_exists():
     assert missing == []
 
 
-def test_every_page_is_in_the_menu():
-    menu = text(ROOT / "mkdocs.yml").partition("\nnav:")[2]
-    listed = set(re.findall(r": (\S+\.md)$", menu, re.MULTILINE))
-    docs = ROOT / "docs"
-    made = {path.relative_to(docs).with_suffix(".md").as_posix() for path in docs.rglob("*.ipynb")}
-    assert listed == made | {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
-
-
 def test_the_readme_on_pypi_has_no_relative_link():
     """Its links and pictures survive without the repository beside it: the build leads them to the release's tag."""
     hook = tomllib.loads(text(ROOT / "pyproject.toml"))["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]

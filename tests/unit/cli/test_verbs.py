@@ -126,6 +126,9 @@ def test_parquet_is_not_for_a_terminal(monkeypatch):
         ("ncu plan RUN --share nan", "--share nan: needed a finite number, 1e-06 to 1"),
         ("diff CAPTURE CAPTURE --run-noise inf", "needed a finite number"),
         ("layers CAPTURE --top 0", "Invalid value for '--top'"),
+        ("summary CAPTURE --format csv", "name it (--view)"),
+        ("summary CAPTURE --sort x", "no such column"),
+        ("flops CAPTURE --counts no.json", "no such file"),
         ("ncu plan RUN --script /no/folder/plan.sh", "cannot write it"),
     ],
 )

@@ -47,8 +47,7 @@ def capture(path: Path, lengths: tuple[int, ...] = STEADY, gemm: str = "nvjet_a"
     return written(path, 1000, steps)
 
 
-def opened(path: Path) -> Capture:
-    return nvprof_kit.open(path)
+opened = nvprof_kit.open
 
 
 def diff(

@@ -31,13 +31,9 @@ def classified(folder: Path, names: Iterable[str], **options: Path) -> dict[str,
 
 def test_a_rule_recognises_its_examples(tmp_path):
     assert all(rule["example"] for rule in RULES)
-    expected = {name: (rule["class"], rule["name"]) for rule in RULES for name in examples_of(rule)}
+    examples = [(rule, [rule["example"]] if isinstance(rule["example"], str) else rule["example"]) for rule in RULES]
+    expected = {name: (rule["class"], rule["name"]) for rule, names in examples for name in names}
     assert classified(tmp_path, expected) == expected
-
-
-def examples_of(rule: dict[str, str | list[str]]) -> list[str]:
-    example = rule["example"]
-    return [example] if isinstance(example, str) else example
 
 
 def test_labelled_names_of_real_kernels_have_their_class(tmp_path):

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from support.captures.nsys_file import PID, NsysFile, thread
 from support.data import DATA
 
 import nvprof_kit
 from nvprof_kit import Summary
-from nvprof_kit._cli import group
 
 
 def small(path: Path) -> Path:
@@ -114,16 +112,6 @@ def test_an_empty_view_says_which_switch_gives_it():
     assert not len(result.views["operator"])
     assert "emit_nvtx" in result.notes["operator"] and "--pytorch" in result.notes["operator"]
     assert "no communication" in result.notes["distributed"]
-
-
-def test_the_verb(tmp_path):
-    path = str(small(tmp_path / "run.sqlite"))
-    run = CliRunner().invoke
-    assert "nvjet_a" in run(group, ["summary", path]).output
-    csv = run(group, ["summary", path, "--view", "memory", "--format", "csv"]).output
-    assert csv.splitlines()[0].startswith("copy,memory,calls,cpu_total_ns")
-    assert "name it (--view)" in str(run(group, ["summary", path, "--format", "csv"]).exception)
-    assert "no such column" in str(run(group, ["summary", path, "--sort", "x"]).exception)
 
 
 torch = pytest.importorskip("torch")
