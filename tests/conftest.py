@@ -33,14 +33,6 @@ for _ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(_ignored, lambda *_: None)
 
 
-def _nsys_executables() -> list[str]:
-    named = os.environ.get("NVPROF_KIT_NSYS")
-    if named is not None:
-        return [path for path in named.split(os.pathsep) if path]
-    found = shutil.which("nsys")
-    return [found] if found else []
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
 
@@ -51,7 +43,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     One marked ``every_nsys`` sees what differs between releases and runs with each; in the full lane all do.
     """
     if "nsys" in metafunc.fixturenames:
-        executables = _nsys_executables() or [None]
+        named = os.environ.get("NVPROF_KIT_NSYS", shutil.which("nsys") or "")
+        executables = [path for path in named.split(os.pathsep) if path] or [None]
         if not (FULL or metafunc.definition.get_closest_marker("every_nsys")):
             executables = executables[-1:]
         metafunc.parametrize(

@@ -56,12 +56,6 @@ def grown(path: Path, gigabytes: float) -> None:
         file.write(end)
 
 
-def run(program: str, path: Path) -> list[float]:
-    """The figures that a program prints of a file."""
-    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False, cwd=ROOT)
-    return [float(one) for one in done.stdout.split()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=0.15)
@@ -70,7 +64,10 @@ def main() -> None:
         path = Path(folder) / "run.json"
         grown(path, options.gigabytes)
         print(f"trace of {path.stat().st_size / 1e9:.2f} GB")
-        seconds, before, peak, kept, operations, calls = run(OPEN, path)
+        done = subprocess.run(
+            [sys.executable, "-c", OPEN, path], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+        )
+        seconds, before, peak, kept, operations, calls = map(float, done.stdout.split())
         print(f"open_capture: {seconds:.1f} s CPU, peak {peak:.0f} MiB, {peak - before:.0f} more than before; columns "
               f"of {operations:,.0f} operations and {calls:,.0f} calls take {kept:.0f} MiB")  # fmt: skip
     # what Python needs for a window of the file comes on top, and counts where the file is small

@@ -146,11 +146,6 @@ def _quicker(graph: Graph, members: pd.DataFrame) -> npt.NDArray[np.int64]:
     return found
 
 
-def mean_seconds(graph: Graph, ends: npt.NDArray[np.int64]) -> float:
-    """Mean time from one step's last end to the next one's, in seconds."""
-    return mean_step(graph, ends) / 1e9
-
-
 def slowdowns(trace: Trace) -> dict[str, Any]:
     """What our replay says: mean steps in seconds, the slowdown, and those of each stage and data-parallel rank."""
     graph = trace.graph
@@ -158,17 +153,17 @@ def slowdowns(trace: Trace) -> dict[str, Any]:
     work = np.where(gated, graph.ready - graph.e[graph.gate], 0)
     delays = np.maximum(work - part_of_work(graph, np.ones(len(trace.weight))), 0)
     less = part_of_work(graph, trace.weight)
-    prompt = mean_seconds(graph, replay(graph, delays))
-    ideal = mean_seconds(graph, replay(graph, delays + less, trace.quicker))
+    prompt = mean_step(graph, replay(graph, delays))
+    ideal = mean_step(graph, replay(graph, delays + less, trace.quicker))
 
     def kept(which: npt.NDArray[np.bool_]) -> float:
         mine = which[graph.rank]
         cut = np.where(mine, delays, delays + less)
-        return mean_seconds(graph, replay(graph, cut, np.where(mine, 0, trace.quicker))) / ideal
+        return mean_step(graph, replay(graph, cut, np.where(mine, 0, trace.quicker))) / ideal
 
     return {
-        "measured": mean_seconds(graph, graph.e), "replayed": mean_seconds(graph, replay(graph)), "prompt": prompt,
-        "ideal": ideal, "slowdown": prompt / ideal,
+        "measured": mean_step(graph, graph.e) / 1e9, "replayed": mean_step(graph, replay(graph)) / 1e9,
+        "prompt": prompt / 1e9, "ideal": ideal / 1e9, "slowdown": prompt / ideal,
         "stage": {int(one): kept(trace.stage == one) for one in np.unique(trace.stage)},
         "dp_rank": {int(one): kept(trace.replica == one) for one in np.unique(trace.replica)},
     }  # fmt: skip

@@ -106,18 +106,6 @@ def _lay_timers(_: str, folder: Path) -> Path:
     return folder / "timer_rank0.log"
 
 
-def _random_keys(source: Path, target: Path, chance: random.Random) -> None:
-    mutate.as_json(mutate.random_nodes(json.loads(source.read_bytes()), chance), target)
-
-
-def _random_pickle(source: Path, target: Path, chance: random.Random) -> None:
-    target.write_bytes(pickle.dumps(mutate.random_nodes(pickle.loads(source.read_bytes()), chance), protocol=4))
-
-
-def _change_event(source: Path, target: Path, spot: Spot, way: str) -> None:
-    mutate.as_json(mutate.change_key(json.loads(source.read_bytes()), *spot, way), target)
-
-
 # ---------------------------------------------------------------- values in JSON
 
 
@@ -146,19 +134,24 @@ _NEWER_KEYS = {"user_metadata", "frames", "nvprof_kit_stretches", "external_anno
 """Keys of a snapshot that some versions of PyTorch do not write."""
 
 
-def _value_spots(path: Path) -> list[Spot]:
-    return [
-        spot for spot in _keys(json.loads(path.read_bytes())) if spot != ("ranges", "inside")
-    ]  # its null is a range at the top
+def _loaded(path: Path) -> Any:
+    return (pickle if path.suffix == ".pickle" else json).loads(path.read_bytes())
+
+
+def _written(whole: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(whole, protocol=4) if path.suffix == ".pickle" else json.dumps(whole).encode())
+
+
+def _random_nodes(source: Path, target: Path, chance: random.Random) -> None:
+    _written(mutate.random_nodes(_loaded(source), chance), target)
 
 
 def _change_values(source: Path, target: Path, spot: Spot, way: str) -> None:
-    is_pickle = source.suffix == ".pickle"
-    whole = pickle.loads(source.read_bytes()) if is_pickle else json.loads(source.read_bytes())
+    whole = _loaded(source)
     holders = {id(holder): holder for holder in _holders(whole, spot[0])}  # a pickle shares frames
     for holder in holders.values():
         mutate.change_value(holder, spot[1], way)
-    target.write_bytes(pickle.dumps(whole, protocol=4) if is_pickle else json.dumps(whole).encode())
+    _written(whole, target)
 
 
 def _random_values(source: Path, target: Path, chance: random.Random) -> None:
@@ -168,7 +161,7 @@ def _random_values(source: Path, target: Path, chance: random.Random) -> None:
     elif way < 0.3:
         mutate.random_text(source, target, chance)
     else:
-        mutate.as_json(mutate.random_nodes(json.loads(source.read_bytes()), chance), target)
+        _random_nodes(source, target, chance)
 
 
 # ---------------------------------------------------------------- files beside a capture
@@ -268,9 +261,9 @@ KINDS = {
         ("kineto/ddp.rank0", "profiler/video", "foreign/kineto-modules"),
         (*_READING, ("summary", _FILE)),
         _lay_trace,
-        _mostly(_random_keys, 0.9),
-        lambda path: mutate.keys(json.loads(path.read_bytes())["traceEvents"]),
-        _change_event,
+        _mostly(_random_nodes, 0.9),
+        lambda path: mutate.keys(_loaded(path)["traceEvents"]),
+        lambda source, target, spot, way: _written(mutate.change_key(_loaded(source), *spot, way), target),
         lambda spot: (spot[1].rpartition(".")[2],),
         balanced=True,
     ),
@@ -278,8 +271,8 @@ KINDS = {
         ("snapshots/step-2.11", "snapshots/run-2.11", "snapshots/oom_oom-2.11"),
         (_table("memory"), _table("memory", "--by", "stack"), ("memory", _FILE)),
         lambda seed, folder: _unpacked(f"{seed}.pickle", folder / "run.pickle"),
-        _mostly(_random_pickle, 0.9),
-        lambda path: [spot for spot in _keys(pickle.loads(path.read_bytes())) if spot[1] not in _NEWER_KEYS],
+        _mostly(_random_nodes, 0.9),
+        lambda path: [spot for spot in _keys(_loaded(path)) if spot[1] not in _NEWER_KEYS],
         _change_values,
     ),
     "ncu": Kind(
@@ -297,7 +290,7 @@ KINDS = {
         (("flops", _CAPTURE, "--format", "csv"), ("flops", _CAPTURE, "--counts", _FILE), ("advise", _CAPTURE)),
         _lay_counts,
         _random_values,
-        _value_spots,
+        lambda path: [spot for spot in _keys(_loaded(path)) if spot != ("ranges", "inside")],  # None is the top
         _change_values,
     ),
     "rules": Kind(

@@ -1,6 +1,5 @@
 """Ways to break an input: single columns and keys one after the other, and bytes, cells and lines at random."""
 
-import json
 import pickle
 import random
 import re
@@ -152,10 +151,6 @@ def _random_place(whole: Any, chance: random.Random) -> tuple[Any, Any]:
         holder, key = at, chance.choice(list(at)) if isinstance(at, dict) else chance.randrange(len(at))
         at = holder[key]
     return holder, key
-
-
-def as_json(whole: Any, target: Path) -> None:
-    target.write_bytes(json.dumps(whole).encode())
 
 
 # ---------------------------------------------------------------- text

@@ -165,17 +165,9 @@ class BruteForce:
                 phase = layers[0][1] if layers else held.text if held else None
                 replay = correlation if moment is created else None
                 break
-        return {
-            "ns": end - start,
-            "start": start,
-            "end": end,
-            "pid": pid,
-            "device": device,
-            "layers": layers,
-            "phase": phase or "other",
-            "step": self.instances[step] if step else None,
-            "replay": (pid, replay) if replay else None,
-        }
+        step_instance, replayed = self.instances[step] if step else None, (pid, replay) if replay else None
+        times = {"ns": end - start, "start": start, "end": end, "pid": pid, "device": device}
+        return times | {"layers": layers, "phase": phase or "other", "step": step_instance, "replay": replayed}
 
     @staticmethod
     def first(stack: list[Held], categories: tuple[str, ...]) -> Held | None:
@@ -209,17 +201,8 @@ class BruteForce:
             parent: The layer that holds each layer in the model, '' at the top.
         """
         ran = self._layer_keys()
-        rows: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(
-            lambda: {
-                "calls": 0,
-                "gpu_ops": 0,
-                "gpu_self_ns": 0,
-                "gpu_total_ns": 0,
-                "cpu_ns": 0,
-                "busy": [],
-                "replays": set(),
-            }
-        )
+        zeros = dict.fromkeys(("calls", "gpu_ops", "gpu_self_ns", "gpu_total_ns", "cpu_ns"), 0)
+        rows: dict[tuple[Any, ...], dict[str, Any]] = defaultdict(lambda: {**zeros, "busy": [], "replays": set()})
         operations = self.operations()
         for op in operations:
             layers = op["layers"] or [("(none)", op["phase"])]
@@ -235,15 +218,9 @@ class BruteForce:
         self._add_ranges(rows, by_step)
         total = sum(op["ns"] for op in operations) or 1
         return {
-            key: {
-                "calls": row["calls"] + len(row["replays"]),
-                "gpu_ops": row["gpu_ops"],
-                "gpu_self_ns": row["gpu_self_ns"],
-                "gpu_total_ns": row["gpu_total_ns"],
-                "gpu_busy_ns": union(row["busy"]),
-                "cpu_ns": row["cpu_ns"],
-                "share": row["gpu_self_ns"] / total,
-            }
+            key: {name: row[name] for name in zeros}
+            | {"calls": row["calls"] + len(row["replays"]), "share": row["gpu_self_ns"] / total}
+            | {"gpu_busy_ns": union(row["busy"])}
             for key, row in rows.items()
             if any(row[name] for name in ("calls", "gpu_ops", "gpu_total_ns", "cpu_ns", "replays"))
         }
@@ -283,19 +260,12 @@ class BruteForce:
                     continue
             step = self.first(outer, STEPS) or self.elsewhere(tid, start, STEPS)
             rows[((self.instances[step] if step else None,) if by_step else ()) + key]["calls"] += 1
-        for tid, begin, end in self._moments():
-            self._add_time(rows, by_step, tid, begin, end)
-
-    def _moments(self) -> list[tuple[int, int, int]]:
-        """The intervals of every thread between consecutive begins and ends of ranges."""
-        changes = defaultdict(set)
-        for tid, start, finish in self.db.execute("SELECT globalTid, start, finish FROM temp.ours"):
+        changes = defaultdict(set)  # of each thread, where its ranges begin and end
+        for tid, start, finish in self.db.execute("SELECT globalTid, start, finish FROM temp.ours").fetchall():
             changes[tid] |= {start, finish}
-        found = []
         for tid, moments in changes.items():
-            in_order = sorted(moments)
-            found += [(tid, begin, end) for begin, end in pairwise(in_order)]
-        return found
+            for begin, end in pairwise(sorted(moments)):
+                self._add_time(rows, by_step, tid, begin, end)
 
     def _add_time(
         self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool, tid: int, begin: int, end: int

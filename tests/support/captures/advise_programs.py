@@ -51,11 +51,14 @@ class Program:
             self._step = step
             begin = self._host
             self._data()
-            self._forward()
+            for number in range(self._layers):
+                self._layer(number, "forward", 1, "forward")
             self._trouble()
             self._backward()
             self._communicate()
-            self._phase("optimizer", lambda: self._run(2 * self._layers, self._kernel / 2, "multi_tensor_apply_adam"))
+            updates = self._host
+            self._run(2 * self._layers, self._kernel / 2, "multi_tensor_apply_adam")
+            self._file.range_("optimizer", int(updates), int(self._host), category="optimizer")
             if self._step < self._steps - 1 or "late sync" in self._faults:
                 self._host = max(self._host, self._device - 2 * MS)  # the queue is full
             self._file.range_(f"step {self._step}", int(begin), int(self._host), category="step", payload=self._step)
@@ -99,13 +102,6 @@ class Program:
         suffix = f" {kind}" if kind != "forward" else ""
         self._file.range_(f"layers.{number}{suffix}", int(begin), int(self._host), category=category)
 
-    def _phase(self, name: str, work: object) -> None:
-        begin = self._host
-        work()
-        self._file.range_(
-            name, int(begin), int(self._host), category=name if name in ("optimizer", "data") else "phase"
-        )
-
     def _data(self) -> None:
         begin = self._host
         if "dataloader" in self._faults:
@@ -124,10 +120,6 @@ class Program:
             self._one(took, "copy", **more)
             if pageable:
                 self._host = self._device
-
-    def _forward(self) -> None:
-        for number in range(self._layers):
-            self._layer(number, "forward", 1, "forward")
 
     def _trouble(self) -> None:
         """Emit the fault between forward and backward."""

@@ -7,7 +7,7 @@ rank's own clock is offset and drifts.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,11 @@ def write_maps(job: SyntheticJob, folder: Path, ranks_per_file: int = 1, process
     def write(part: int) -> None:
         for number, first in firsts[part::processes]:
             mine = np.array(kept[first : first + ranks_per_file])
-            clock = partial(_on_own_clocks, offset=offset[mine], drift=drift[mine])
+
+            def clock(moments: Floats, own: Ints = mine) -> Ints:
+                """True times, by (…, rank), on the ranks' own clocks."""
+                return np.round(moments * (1 + drift[own]) + offset[own]).astype(np.int64)
+
             made = dict(_tables(job, played, mine, clock, lost))
             tables = {table: pa.table({name: made[table][name] for name in schema}) for table, schema in TABLES.items()}
             write_map(folder, f"part-{number:05d}.parquet", tables)
@@ -181,11 +185,6 @@ def _kinds(per_step: int, steps: int, rows: int, columns: int, layers: int) -> t
     layer = np.array([job.layer_of(one)[0] for one in range(per_step)])[k]
     backward = np.array([job.layer_of(one)[1] == "backward" for one in range(per_step)])[k].astype(int)
     return column, layer, backward
-
-
-def _on_own_clocks(moments: Floats, offset: Floats, drift: Floats) -> Ints:
-    """True times, by (…, rank), on the ranks' own clocks."""
-    return np.round(moments * (1 + drift) + offset).astype(np.int64)
 
 
 def _tables(

@@ -32,13 +32,6 @@ def ask(capsys: pytest.CaptureFixture[str], question: str, *captures: str) -> tu
     return run(*words[1:]), *capsys.readouterr()
 
 
-def rows_of(out: str) -> Rows:
-    if out.startswith(("[", "{")):
-        told = json.loads(out)
-        return told if isinstance(told, list) else told["rows"]
-    return list(csv.DictReader(io.StringIO(out)))
-
-
 def idle_cause(cause: str) -> Callable[[Rows], bool]:
     """Whether each step waits most for this, and all its idle time has a cause."""
 
@@ -91,7 +84,8 @@ ANSWERS: list[tuple[str, tuple[str, ...], Callable[[Rows], bool]]] = [
 @pytest.mark.parametrize(("question", "captures", "right"), ANSWERS)
 def test_a_question(question, captures, right, capsys):
     _, out, _ = ask(capsys, question, *captures)
-    assert right(rows_of(out))
+    told = json.loads(out) if out[0] in "[{" else list(csv.DictReader(io.StringIO(out)))
+    assert right(told["rows"] if isinstance(told, dict) else told)
 
 
 @pytest.mark.parametrize(("job", "rank"), [("ddp-layer", 1), ("ddp-none", None)])

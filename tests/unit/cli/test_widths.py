@@ -19,14 +19,11 @@ from nvprof_kit._result.result import Result
 from nvprof_kit.issues import in_order
 
 WIDTHS = (60, 80, 100, 120)
+NCU = DATA / "ncu"
 
 
 def opened(name: str) -> nvprof_kit.Capture:
     return nvprof_kit.open(DATA / f"{name}.sqlite.xz")
-
-
-def _memory(folder: Path) -> Result:
-    return open_snapshot(unpacked("snapshots/run-2.11.pickle.xz", folder / "run.pickle")).memory()
 
 
 def _timers(folder: Path) -> Result:
@@ -41,10 +38,6 @@ def _timers(folder: Path) -> Result:
     return open_timers(folder).timers("rank")
 
 
-def _ncu(_: Path) -> Result:
-    return open_ncu(DATA / "ncu" / "encoder-full-2025.3.csv.xz").layers(DATA / "ncu" / "encoder-2024.2.sqlite.xz")
-
-
 ANSWERS: dict[str, Callable[[Path], Result]] = {
     "layers": lambda _: opened("hooks-train-2023.4").layers(),
     "layers folded": lambda _: opened("flops/llama12-2024.2").layers(columns=("class",)),
@@ -56,13 +49,13 @@ ANSWERS: dict[str, Callable[[Path], Result]] = {
     "flops unfolded": lambda _: opened("flops/llama12-2024.2").flops().selected(fold=False),
     "metrics": lambda _: opened("metrics/llama-2023.4").metrics(),
     "metrics folded": lambda _: opened("metrics/llama-2023.4").metrics().selected(fold=True),
-    "ncu layers": _ncu,
-    "ncu plan": lambda _: nvprof_kit.open(DATA / "ncu" / "run-2023.4.sqlite.xz").ncu_plan(),
+    "ncu layers": lambda _: open_ncu(NCU / "encoder-full-2025.3.csv.xz").layers(NCU / "encoder-2024.2.sqlite.xz"),
+    "ncu plan": lambda _: opened("ncu/run-2023.4").ncu_plan(),
     "ranks": lambda _: nvprof_kit.open_job(sorted((DATA / "ranks").glob("ddp-layer*.sqlite.xz"))).answer(),
     "diff": lambda _: opened("eager-2024.2").diff(opened("slow-2024.2"), anyway=True),
     "advise": lambda _: opened("slow-2024.2").advise(),
     "timers": _timers,
-    "memory": _memory,
+    "memory": lambda folder: open_snapshot(unpacked("snapshots/run-2.11.pickle.xz", folder / "run.pickle")).memory(),
 }
 
 

@@ -337,9 +337,12 @@ INSTANT = st.integers(0, 300)
 def test_a_gap_is_split_as_each_of_its_nanoseconds_is(tmp_path, calls, ranges, ends):
     with_gap = NsysFile(tmp_path / "any.sqlite")
     with_gap.range_("layers.all", -10, 1000)
-    nested = nesting(calls)
-    for name, start, end in nested:
-        with_gap.call(name, start, end)
+    nested: list[brute.Open] = []  # those of the calls that nest in those before
+    for start, length, name in sorted(calls, key=lambda call: (call[0], -call[1])):
+        end = start + length
+        if all(end <= a or start >= b or (a <= start and end <= b and (a, b) != (start, end)) for _, a, b in nested):
+            nested.append(brute.Open(name, start, end))
+            with_gap.call(name, start, end)
     layers = [brute.Open("layers.all", -10, 1000)]
     for number, (start, end) in enumerate(sorted({(a, a + n) for a, n in ranges})):
         if all(end <= one.start or start >= one.end or one.start <= start <= end <= one.end for one in layers):
@@ -352,16 +355,6 @@ def test_a_gap_is_split_as_each_of_its_nanoseconds_is(tmp_path, calls, ranges, e
     called = found.groupby("call")["idle_ns"].sum().to_dict()
     assert called == dict(brute.spent([*nested, launch], *ends))
     assert found.groupby("layer")["idle_ns"].sum().to_dict() == dict(brute.spent(layers, *ends))
-
-
-def nesting(calls: list[tuple[int, int, str]]) -> list[brute.Open]:
-    """Those of some calls that nest in those before."""
-    kept: list[brute.Open] = []
-    for start, length, name in sorted(calls, key=lambda one: (one[0], -one[1])):
-        end = start + length
-        if all(end <= a or start >= b or (a <= start and end <= b and (a, b) != (start, end)) for _, a, b in kept):
-            kept.append(brute.Open(name, start, end))
-    return kept
 
 
 def test_gaps_in_several_blocks_are_those_of_one(monkeypatch):

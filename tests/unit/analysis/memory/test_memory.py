@@ -20,25 +20,15 @@ from support.lane import examples
 from nvprof_kit import Memory, MemorySnapshot, open_snapshot
 from nvprof_kit.errors import CaptureError
 
-FORWARD, BACKWARD, OPTIMIZER = (
-    "nvprof_kit:forward:layers.0",
-    "nvprof_kit:backward:layers.0",
-    "nvprof_kit:phase:optimizer",
-)
-
 
 def read(file: SnapshotFile, folder: Path) -> MemorySnapshot:
     return open_snapshot(file.write(folder / "run.pickle"))
 
 
-def analysed(file: SnapshotFile, folder: Path) -> Memory:
-    return read(file, folder).memory()
-
-
 def test_without_history_the_segments_remain(tmp_path):
     file = SnapshotFile()
     file.alloc(100, event=False)
-    result = analysed(file, tmp_path)
+    result = read(file, tmp_path).memory()
     assert result.summary.peak_bytes == 100
     assert "no history" in result.warnings[0]
     assert result.layer["bytes"].sum() == 100
@@ -63,7 +53,7 @@ def test_nothing_is_lost(tmp_path_factory, actions, early):
         levels.append(level)
     if not file.live and not levels:
         return
-    result = analysed(file, tmp_path_factory.mktemp("run"))
+    result = read(file, tmp_path_factory.mktemp("run")).memory()
     assert result.level_bytes.tolist() == levels
     peak = max(levels, default=level)
     for table in (result.layer, result.stack, result.size):
@@ -96,7 +86,7 @@ def test_the_report_the_page_and_the_plots(tmp_path):
 
 def test_a_program_without_our_labels_has_the_phases_that_pytorch_annotates(tmp_path):
     file = SnapshotFile()
-    for label in ("", "", f"{FORWARD};step=7", ";step=7", ""):
+    for label in ("", "", "nvprof_kit:forward:layers.0;step=7", ";step=7", ""):
         file.alloc(1000, label)
     made = file.snapshot()
     times = [event["time_us"] for event in made["device_traces"][0]]
@@ -126,7 +116,7 @@ def test_devices(tmp_path):
     with pytest.raises(CaptureError, match="nothing of device 0 in it; it has 2"):
         snapshot.memory(device=0)
     with pytest.raises(CaptureError, match="empty snapshot"):
-        analysed(SnapshotFile(), tmp_path)
+        read(SnapshotFile(), tmp_path).memory()
 
 
 DATA = Path(__file__).parents[3] / "data" / "snapshots"

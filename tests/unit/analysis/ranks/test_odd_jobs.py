@@ -16,10 +16,6 @@ from nvprof_kit import open_job
 RANKS = DATA / "ranks"
 
 
-def capture_of(folder: Path, name: str, rank: int) -> Path:
-    return unpacked(RANKS / f"{name}.rank{rank}-2024.2.sqlite.xz", folder / f"{name}.rank{rank}.sqlite")
-
-
 def keep_steps(file: Path, first: int, last: int) -> None:
     """Delete what was launched outside some steps, by their place."""
     with sqlite3.connect(file) as db:
@@ -43,7 +39,8 @@ def keep_steps(file: Path, first: int, last: int) -> None:
 @pytest.mark.parametrize(("name", "place"), [("early", (0, 1)), ("later", (2, 3))])
 def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path, name, place):
     """Half of the steps have rank 0 alone: they tell nobody's lateness, and are no steps without a fault."""
-    files = [capture_of(tmp_path, "tensor-host", rank) for rank in (0, 1)]
+    names = [f"tensor-host.rank{rank}-2024.2.sqlite" for rank in (0, 1)]
+    files = [unpacked(RANKS / f"{name}.xz", tmp_path / name) for name in names]
     keep_steps(files[1], *place)
     job = open_job(files)
     assert (job.verdict.rank, job.verdict.layer, job.verdict.cause) == (1, "model.layers.2.self_attn", "slow_host")
@@ -53,8 +50,7 @@ def test_the_verdict_is_on_steps_that_several_ranks_have(tmp_path, name, place):
 
 def test_other_windows_of_one_run_are_said(tmp_path):
     """Both windows have the run's id; nothing fits, and a rank that is not aligned is no reason to fail."""
-    files = [capture_of(tmp_path, name, rank) for rank, name in enumerate(("ddp-layer", "ddp-none"))]
-    job = open_job(files)
+    job = open_job([RANKS / f"ddp-{name}-2024.2.sqlite.xz" for name in ("layer.rank0", "none.rank1")])
     assert job.verdict.sentence == "no verdict: the ranks share no collective in a step"
     assert any("2 ranks have no step in common with another one" in one for one in job.warnings)
     assert "not aligned" in str(job)

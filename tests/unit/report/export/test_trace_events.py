@@ -63,24 +63,18 @@ def check(document: dict[str, Any]) -> None:
             open_until.append(start + length)
 
 
-def database(document: dict[str, Any]) -> sqlite3.Connection:
-    """The slices as a table: category, name, ts, dur, layer, phase, step."""
-    db = sqlite3.connect(":memory:")
-    db.execute("CREATE TABLE slice (category, name, ts, dur, layer, phase, step, ns)")
-    rows = [
-        (event["cat"], event["name"], ns(event["ts"]), ns(event["dur"]), *map(event["args"].get, ARGUMENTS))
-        for event in document["traceEvents"]
-        if event["ph"] == "X"
-    ]
-    db.executemany("INSERT INTO slice VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    return db
-
-
 @pytest.mark.parametrize("name", CAPTURES)
 def test_a_query_of_the_trace_gives_the_tables_numbers(name):
     document, opened = exported(DATA / f"{name}.sqlite.xz"), nvprof_kit.open(DATA / f"{name}.sqlite.xz")
     check(document)
-    db = database(document)
+    db = sqlite3.connect(":memory:")
+    db.execute("CREATE TABLE slice (category, name, ts, dur, layer, phase, step, ns)")
+    slices = [
+        (event["cat"], event["name"], ns(event["ts"]), ns(event["dur"]), *map(event["args"].get, ARGUMENTS))
+        for event in document["traceEvents"]
+        if event["ph"] == "X"
+    ]
+    db.executemany("INSERT INTO slice VALUES (?, ?, ?, ?, ?, ?, ?, ?)", slices)
     rows = opened.layers(steps="all", by="step").rows
     rows = rows[rows["gpu_ops"] > 0]
     expected = {
