@@ -20,8 +20,6 @@ TEXT = SKILL.read_text(encoding="utf-8")
 COMMANDS = dict(re.findall(r"^## (.+\?)\n\n```sh\n(.+)\n```$", TEXT, re.MULTILINE))
 """The command of each question."""
 
-Rows = list[dict[str, Any]]
-
 
 def ask(capsys: pytest.CaptureFixture[str], question: str, *captures: str) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of the command that answers a question."""
@@ -32,10 +30,10 @@ def ask(capsys: pytest.CaptureFixture[str], question: str, *captures: str) -> tu
     return run(*words[1:]), *capsys.readouterr()
 
 
-def idle_cause(cause: str) -> Callable[[Rows], bool]:
+def idle_cause(cause: str) -> Callable[[list[dict[str, Any]]], bool]:
     """Whether each step waits most for this, and all its idle time has a cause."""
 
-    def check(rows: Rows) -> bool:
+    def check(rows: list[dict[str, Any]]) -> bool:
         for row in (row for row in rows if row["step"]):
             causes = {name: int(row[name]) for name in row if re.fullmatch("idle_.+_ns", name)}
             longest = max(causes, key=lambda name: causes[name])
@@ -46,17 +44,17 @@ def idle_cause(cause: str) -> Callable[[Rows], bool]:
     return check
 
 
-def parts_of_a_step(rows: Rows) -> bool:
+def parts_of_a_step(rows: list[dict[str, Any]]) -> bool:
     times = {row["part"]: int(row["gpu_total_ns"]) for row in rows}
     return times["backward"] > times["forward"] > times["optimizer"] > 0 and "other" not in times
 
 
-def first_step_is_longest(rows: Rows) -> bool:
+def first_step_is_longest(rows: list[dict[str, Any]]) -> bool:
     walls = [int(row["wall_ns"]) for row in rows if row["step"]]
     return len(walls) == 3 and walls[0] == max(walls)
 
 
-ANSWERS: list[tuple[str, tuple[str, ...], Callable[[Rows], bool]]] = [
+ANSWERS: list[tuple[str, tuple[str, ...], Callable[[list[dict[str, Any]]], bool]]] = [
     # the program's fourth block is four times as wide as its others
     ("Which layer costs most?", ("slow-2024.2",),
      lambda rows: max(rows, key=lambda row: int(row["gpu_self_ns"]))["layer"].startswith("layers.3.")),

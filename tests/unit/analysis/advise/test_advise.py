@@ -41,6 +41,18 @@ def busy(file: NsysFile, *kernels: tuple[float | dict[str, Any], ...], end: int 
         file.kernel(begin, finish, launched=(called, called + 100), **(more[0] if more else {}))
 
 
+def back_to_back(file: NsysFile, *layers: tuple[str, list[tuple[str, int]]]) -> None:
+    """A step in which the host launches the kernels of each layer, of a name and ns, and the GPU runs them in turn."""
+    file.range_("step 0", 0, sum(ns for _, kernels in layers for _, ns in kernels), category="step", payload=0)
+    begin = 0
+    for at, (layer, kernels) in zip(range(0, 1_000 * len(layers), 1_000), layers, strict=True):
+        file.range_(layer, at, at + 900, category="forward" if layer else "user")
+        for place, (name, ns) in enumerate(kernels):
+            launch = at + 20 * place
+            file.kernel(begin, begin + ns, launched=(launch, launch + 10), name=name)
+            begin += ns
+
+
 GEMM, CHAIN = {"name": "nvjet"}, {"name": "vectorized_elementwise_kernel"}
 
 
@@ -136,17 +148,11 @@ def recompute(file: NsysFile, bad: bool) -> None:
 
 def unfused_attention(file: NsysFile, bad: bool) -> None:
     """Two layers of product, scale, softmax and product; or with softmax over the few outputs of a router."""
-    file.range_("step 0", 0, 400_000, category="step", payload=0)
-    scale, softmax = (20_000, 30_000) if bad else (20_000, 6_000)
-    elementwise = f"vectorized_elementwise_kernel_{'scale' if bad else 'silu'}"
-    kernels = [("nvjet_qk", 40_000), (elementwise, scale), ("softmax_warp_forward", softmax), ("nvjet_pv", 40_000)]
-    for number in range(2):
-        file.range_(f"layers.{number}.self_attn", 1_000 * number, 1_000 * number + 900)
-        begin = 200_000 * number
-        for place, (name, length) in enumerate(kernels):
-            at = 1_000 * number + 50 * place
-            file.kernel(begin, begin + length, launched=(at, at + 10), name=name)
-            begin += length
+    middle = [("elementwise_kernel_scale", 20_000), ("softmax_warp_forward", 30_000)]
+    if not bad:
+        middle = [("elementwise_kernel_silu", 20_000), ("softmax_warp_forward", 6_000)]
+    kernels = [("nvjet_qk", 40_000), *middle, ("nvjet_pv", 40_000)]
+    back_to_back(file, *((f"layers.{number}.self_attn", kernels) for number in range(2)))
 
 
 def optimizer_loop(file: NsysFile, bad: bool) -> None:
@@ -183,38 +189,22 @@ def gpu_clocks(file: NsysFile, bad: bool) -> None:
 
 def logits(file: NsysFile, bad: bool) -> None:
     """A block, the head, and a softmax over the logits of all tokens, or of the last."""
-    file.range_("step 0", 0, 400_000, category="step", payload=0)
-    kernels = [("layers.0", "vectorized_elementwise_kernel", 10_000), ("layers.0", "nvjet", 80_000)]
-    kernels += [("lm_head", "nvjet", 60_000), ("", "softmax_warp_forward", 90_000 if bad else 30_000)]
-    at = 0
-    for number, (layer, name, length) in enumerate(kernels):
-        if layer:
-            file.range_(layer, 1_000 * number, 1_000 * number + 900)
-        file.kernel(at, at + length, launched=(1_000 * number + 100, 1_000 * number + 200), name=name)
-        at += length
+    block = [("vectorized_elementwise_kernel", 10_000), ("nvjet", 80_000)]
+    softmax = [("softmax_warp_forward", 90_000 if bad else 30_000)]
+    back_to_back(file, ("layers.0", block), ("lm_head", [("nvjet", 60_000)]), ("", softmax))
 
 
 def outlier_layer(file: NsysFile, bad: bool) -> None:
-    file.range_("step 0", 0, 100_000, category="step", payload=0)
-    for number in range(6):
-        file.range_(f"layers.{number}.mlp", 1_000 * number, 1_000 * number + 900)
-        begin = 10_000 * number + 1_000
-        length = 9_000 if bad and number == 3 else 4_000 + number  # equals differ by a little
-        file.kernel(begin, begin + length, launched=(1_000 * number + 100, 1_000 * number + 200))
+    # equals differ by a little
+    lengths = [9_000 if bad and number == 3 else 4_000 + number for number in range(6)]
+    back_to_back(file, *((f"layers.{number}.mlp", [("gemm", ns)]) for number, ns in enumerate(lengths)))
 
 
-def named(bad: str, good: str, layer: str = "layers.0") -> Callable[[NsysFile, bool], None]:
-    """Four times a product and a kernel with one of the names in a layer, back to back."""
-
-    def write(file: NsysFile, bad_: bool) -> None:
-        file.range_("step 0", 0, 400_000, category="step", payload=0)
-        file.range_(layer, 0, 1_000)
-        for number in range(4):
-            for place, (name, length) in enumerate((("nvjet", 30_000), (bad if bad_ else good, 20_000))):
-                begin, at = 50_000 * number + 30_000 * place, 100 * number + 50 * place
-                file.kernel(begin, begin + length, launched=(at, at + 10), name=name)
-
-    return write
+def named(bad: str, good: str) -> Callable[[NsysFile, bool], None]:
+    """Four times a product and a kernel with one of the names in a layer."""
+    return lambda file, is_bad: back_to_back(
+        file, ("layers.0", [("nvjet", 30_000), (bad if is_bad else good, 20_000)] * 4)
+    )
 
 
 COPY = "elementwise_kernel<at::native::direct_copy_kernel_cuda>"
@@ -722,13 +712,8 @@ def test_what_the_profiler_adds_to_each_call_hides_no_wait_and_saves_nothing(fil
 
 def test_of_fp32_products_is_saved_what_layers_like_them_show(file):
     """One of four layers takes three times as long for its product, in fp32: not 7/8 of it are saved, but 2/3."""
-    file.range_("step 0", 0, 400_000, category="step", payload=0)
-    begin = 0
-    for number in range(4):
-        name, length = ("ampere_sgemm_128x64_tn", 90_000) if number == 2 else ("nvjet_tst", 30_000)
-        file.range_(f"layers.{number}.mlp", 1_000 * number, 1_000 * number + 900)
-        file.kernel(begin, begin + length, launched=(1_000 * number + 10, 1_000 * number + 20), name=name)
-        begin += length
+    products = [("nvjet_tst", 30_000), ("nvjet_tst", 30_000), ("ampere_sgemm_128x64_tn", 90_000), ("nvjet_tst", 30_000)]
+    back_to_back(file, *((f"layers.{number}.mlp", [product]) for number, product in enumerate(products)))
     (finding,) = of_rule("fp32-gemms", file.write())
     assert (finding.layer, finding.saves_ns) == ("layers.2.mlp", 60_000)
 
@@ -743,16 +728,9 @@ def test_damaged_times_are_advised_on_too(file):
 
 
 def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their_own(file):
-    file.range_("step 0", 0, 2_000_000, category="step", payload=0)
-    begin = 0
-    for number in range(5):
-        file.range_(f"layers.{number}.mlp", 1_000 * number, 1_000 * number + 900)
-        for place in range(20 if number == 3 else 5):
-            at = 1_000 * number + 20 * place
-            file.kernel(begin, begin + 10_000, launched=(at, at + 10), name="vectorized_elementwise_kernel")
-            begin += 10_000
-        file.kernel(begin, begin + 10_000, launched=(1_000 * number + 800, 1_000 * number + 810), name="nvjet")
-        begin += 10_000
+    chain = ("vectorized_elementwise_kernel", 10_000)
+    mlps = [[chain] * (20 if number == 3 else 5) + [("nvjet", 10_000)] for number in range(5)]
+    back_to_back(file, *((f"layers.{number}.mlp", mlp) for number, mlp in enumerate(mlps)))
     found = of_rule("unfused-chains", file.write())
     assert [(finding.layer, finding.saves_ns) for finding in found] == [
         ("layers.3.mlp", 190_000),
@@ -760,17 +738,11 @@ def test_chains_of_one_layer_that_has_more_than_its_peers_are_a_finding_of_their
     ]
 
 
-def test_chains_of_each_part_of_equal_blocks_are_a_finding(file: NsysFile):
+def test_chains_of_each_part_of_equal_blocks_are_a_finding(file):
     """Two blocks run equal chains in two norms, and others in the activation: four kernels of 10 µs each, or of 5."""
-    file.range_("step 0", 0, 500_000, category="step", payload=0)
-    at = 0
-    for layer in (f"layers.{block}.{part}" for block in range(2) for part in ("norm1", "norm2", "mlp")):
-        file.range_(layer, at, at + 900)
-        kernel_ns, name = (5_000, "silu_elementwise_kernel") if "mlp" in layer else (10_000, "pow_elementwise_kernel")
-        for number in range(4):
-            begin = 60 * at + number * kernel_ns
-            file.kernel(begin, begin + kernel_ns, launched=(at + 100 * number, at + 100 * number + 50), name=name)
-        at += 1_000
+    norm, activation = [("pow_elementwise_kernel", 10_000)] * 4, [("silu_elementwise_kernel", 5_000)] * 4
+    parts = {"norm1": norm, "norm2": norm, "mlp": activation}
+    back_to_back(file, *((f"layers.{block}.{part}", parts[part]) for block in range(2) for part in parts))
     saves = [finding.saves_ns for finding in of_rule("unfused-chains", file.write())]
     assert saves == pytest.approx([4 * 3 * 10_000, 2 * 3 * 5_000], rel=0.01)
 
@@ -798,22 +770,15 @@ def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(file
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["attention", "product"])
-def test_a_mask_that_each_fused_attention_makes_is_all_saved(tmp_path, fused):
-    file = NsysFile(tmp_path / "run.sqlite")
-    file.range_("step 0", 0, 400_000, category="step", payload=0)
+def test_a_mask_that_each_fused_attention_makes_is_all_saved(file, fused):
     names = ["FillFunctor_elementwise_kernel", "triu_tril_kernel", "flash_fwd_kernel" if fused else "nvjet"]
-    for number in range(2):
-        file.range_(f"layers.{number}.attn", 1_000 * number, 1_000 * number + 900)
-        for place, name in enumerate(names):
-            begin, at = 30_000 * number + 10_000 * place, 1_000 * number + 100 * place
-            file.kernel(begin, begin + 10_000, launched=(at, at + 50), name=name)
+    back_to_back(file, *((f"layers.{number}.attn", [(name, 10_000) for name in names]) for number in range(2)))
     found = [(finding.title, finding.saves_ns) for finding in of_rule("unfused-attention", file.write())]
     assert found == [("A mask is made in each attention", 40_000)] * fused
 
 
-def test_a_wait_costs_what_is_launched_late_after_it_up_to_its_length(tmp_path):
+def test_a_wait_costs_what_is_launched_late_after_it_up_to_its_length(file):
     """The host waits 5 µs, and launches the next three kernels 3 µs late each: 5 of these 9 µs would not be late."""
-    file = NsysFile(tmp_path / "run.sqlite")
     step(file, 0, 400_000)
     file.kernel(1_000, 100_000, launched=(0, 500))
     file.call("cudaStreamSynchronize_v3020", 95_500, 100_500)

@@ -53,8 +53,6 @@ def test_the_slowest_rank_comes_first_with_its_own_layer_and_its_waiting_is_no_s
 LONG = (2048, 2304, 1920, 7168, 2048, 2176, 6144, 1984, 2112, 8192)
 """Tokens of the steps of `lengths`, in eights, as in the program."""
 
-Spans = list[tuple[int, int]]
-
 
 def of_rule(name: str, rule: str) -> nvprof_kit.Finding:
     findings = nvprof_kit.open(DATA / f"{name}-2024.2.sqlite.xz").advise().findings
@@ -68,14 +66,14 @@ class Plain:
     def __init__(self, folder: Path, name: str) -> None:
         self._db = sqlite3.connect(unpacked(f"{name}-2024.2.sqlite.xz", folder / f"{name}.sqlite"))
 
-    def ranges(self, like: str) -> Spans:
+    def ranges(self, like: str) -> list[tuple[int, int]]:
         text = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId))"
         return self._db.execute(
             f'SELECT start, "end" FROM NVTX_EVENTS WHERE eventType IN (59, 60) AND {text} LIKE ? ORDER BY start',
             (like,),
         ).fetchall()
 
-    def work(self, begin: int, end: int) -> Spans:
+    def work(self, begin: int, end: int) -> list[tuple[int, int]]:
         """What the GPU ran for the calls between two moments."""
         found = [
             row

@@ -25,25 +25,15 @@ TESTS = Path(__file__).parents[3]
 ONE = {"bf16": 1e9, "fp32": 0.5e9}
 """A GPU of one operation a nanosecond in bf16, and a half in fp32."""
 
-Range = tuple[str, str, int | None, int]
-"""Layer, phase, the range around it, calls."""
-
 
 def counts(
-    path: Path,
-    ranges: list[Range],
-    operators: Sequence[tuple[int, str, int] | tuple[int, str, int, int]],
-    unknown: list[tuple[int, str]] = [],  # noqa: B006
-    **more: Any,
+    path: Path, ranges: Sequence[tuple], operators: Sequence[tuple], unknown: Sequence = (), **more: Any
 ) -> Path:
-    """A file of counts; operators are range, type of number, operations and perhaps bytes."""
-    said = {
-        "format": "nvprof_kit flops",
-        "version": 3,
-        "torch": "2.13.0",
-        "gpu": "",
-        "rank": 0,
-        "steps": 1,
+    """A file of counts: of ranges layer, phase, the range around it and calls; of operators range, type of number,
+    operations and perhaps bytes.
+    """
+    said = {"format": "nvprof_kit flops", "version": 3, "torch": "2.13.0", "gpu": "", "rank": 0, "steps": 1}
+    said |= {
         "ranges": [dict(zip(("layer", "phase", "inside", "calls"), row, strict=True), fused_bytes=0) for row in ranges],
         "operators": [
             {"range": at, "name": "aten::x", "dtype": dtype, "runs": 1, "flops": flops, "least_flops": flops}
@@ -56,7 +46,7 @@ def counts(
     return path
 
 
-TRAINING: list[Range] = [
+TRAINING = [
     ("m", "forward", None, 1),
     ("m.a", "forward", 0, 1),
     ("m", "backward", None, 1),
@@ -273,7 +263,7 @@ def test_a_step_of_which_not_all_is_counted_says_at_least(tmp_path, counted, lea
 
 def test_a_range_that_the_capture_lacks_goes_with_the_one_around_it(tmp_path):
     capture = training(tmp_path / "run.sqlite")
-    inside: list[Range] = [*TRAINING, ("m.a.b", "forward", 1, 3), ("lost", "forward", None, 1)]
+    inside = [*TRAINING, ("m.a.b", "forward", 1, 3), ("lost", "forward", None, 1)]
     file = counts(tmp_path / "run.flops.json", inside, [(6, "bf16", 60), (7, "bf16", 20)])
     result = nvprof_kit.open(capture).flops(file, peak=ONE)
     # compiled into m.a, it is m.a's: 2 x 60 operations, whatever its own calls; a step is 60
@@ -541,7 +531,7 @@ def capture_of_paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_is_nested_is_counted_once_wherever_it_lies(capture_of_paths, work, order):
     """Ranges come in any order, so also at the top or in another's; forward lies in forward, as in the model."""
-    ranges: list[Range] = []
+    ranges = []
     for path, phase in sorted(order, key=lambda key: key[0].count(".") if key[1] == "forward" else 9):
         inside = [n for n, range_ in enumerate(ranges) if range_[:2] == (path.rpartition(".")[0], "forward")]
         around = inside[0] if phase == "forward" and inside else len(ranges) - 1 if phase != "forward" else None

@@ -226,9 +226,3 @@ def test_a_damaged_map_is_made_anew_from_its_capture(maps):
     map_captures([maps.parent / f"run.rank{rank}.sqlite" for rank in (0, 1)], maps)
     assert file.read_bytes() == raw
     assert not list(maps.rglob("*.tmp"))
-
-
-def test_no_job_has_as_many_ranks():
-    words = ["ranks", "map", "none.sqlite", "-o", "maps", "--rank", "run.sqlite=99999999999999999999"]
-    error = CliRunner().invoke(group, words).exception
-    assert isinstance(error, UsageError) and "needed FILE=N" in str(error)
