@@ -113,9 +113,8 @@ def amplify(packed: Path, target: Path, copies: int) -> dict[str, int]:
 @cache
 def of_repository() -> dict[str, str]:
     """The environment, with the package of this repository first, compiled as pip compiles what it installs."""
-    repository = Path(__file__).parents[2]
-    compileall.compile_dir(repository / "nvprof_kit", quiet=1)
-    paths = [str(repository), *filter(None, [os.environ.get("PYTHONPATH")])]
+    compileall.compile_dir(ROOT / "nvprof_kit", quiet=1)
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -87,8 +87,8 @@ def _members(ops: pd.DataFrame, stages: int) -> pd.DataFrame:
     kinds = batches["optype"].agg(lambda kinds: "+".join(sorted(kinds))).rename("kind").reset_index()
     one = comm.drop_duplicates(["worker", "a", "e"]).merge(kinds, on=["worker", "a", "e"])
     one = one.drop_duplicates(["worker", "k"])
-    made: pd.DataFrame = one[["worker", "step", "k", "a", "e", "kind"]].sort_values(["worker", "a", "e"])
-    return made.reset_index(drop=True)
+    columns = ["worker", "step", "k", "a", "e", "kind"]
+    return one[columns].sort_values(["worker", "a", "e"], ignore_index=True)
 
 
 def _joined(names: npt.NDArray[np.int64], batches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -142,8 +142,7 @@ def _quicker(graph: Graph, members: pd.DataFrame) -> npt.NDArray[np.int64]:
     table = pd.DataFrame({"rank": graph.rank, "a": graph.a, "e": graph.e, "instance": graph.instance})
     table = table.merge(members.rename(columns={"worker": "rank"})[["rank", "a", "e", "kind"]], on=["rank", "a", "e"])
     took = table["e"] - table.groupby("instance")["a"].transform("max")
-    found: npt.NDArray[np.int64] = (took - took.groupby(table["kind"]).transform("median")).round().to_numpy("int64")
-    return found
+    return (took - took.groupby(table["kind"]).transform("median")).round().to_numpy("int64")
 
 
 def slowdowns(trace: Trace) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 from bench.bench_reading import amplify  # noqa: E402
-from support.structure_truth import DATA, KEPT_APART, LOOKED_AT, compare  # noqa: E402
+from support.data import DATA  # noqa: E402
+from support.structure_truth import KEPT_APART, LOOKED_AT, compare  # noqa: E402
 
 
 def _captures(folders: list[str]) -> list[tuple[str, Path]]:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from support.data import DATA
+from support.data import DATA, unpacked
 
 from fuzz import mutate
 
@@ -56,16 +56,6 @@ class Kind:
         return [str(paths.get(word, word)) for word in verb]
 
 
-@cache
-def _seed(name: str) -> bytes:
-    return lzma.decompress((DATA / f"{name}.xz").read_bytes())
-
-
-def _unpacked(name: str, target: Path) -> Path:
-    target.write_bytes(_seed(name))
-    return target
-
-
 def _mostly(usual: Chance, share: float = 0.8) -> Chance:
     """Changes bytes in the other cases."""
 
@@ -91,7 +81,7 @@ _TIMERS = "".join(
 
 @cache
 def _first_events(seed: str) -> str:
-    whole = json.loads(_seed(f"{seed}.json"))
+    whole = json.loads(lzma.decompress((DATA / f"{seed}.json.xz").read_bytes()))
     timed = sorted((event for event in whole["traceEvents"] if "ts" in event), key=lambda event: float(event["ts"]))
     return json.dumps(whole | {"traceEvents": timed[:_EVENTS]})
 
@@ -168,7 +158,7 @@ def _random_values(source: Path, target: Path, chance: random.Random) -> None:
 
 
 def _lay_counts(seed: str, folder: Path) -> Path:
-    _unpacked(f"flops/{seed}.sqlite", folder / "run.sqlite")
+    unpacked(f"flops/{seed}.sqlite.xz", folder / "run.sqlite")
     return Path(shutil.copyfile(DATA / "flops" / f"{seed}.flops.json", folder / "run.flops.json"))
 
 
@@ -189,7 +179,7 @@ phase = "forward"
 
 
 def _lay_rules(seed: str, folder: Path) -> Path:
-    _unpacked(f"foreign/{seed}-2024.2.sqlite", folder / "run.sqlite")
+    unpacked(f"foreign/{seed}-2024.2.sqlite.xz", folder / "run.sqlite")
     presets = DATA.parents[1] / "nvprof_kit" / "_analysis" / "foreign" / "presets"
     made = folder / "rules.toml"
     made.write_text(_OWN_RULES if seed == "plain-nvtx" else (presets / f"{seed}.toml").read_text())
@@ -250,7 +240,7 @@ KINDS = {
             _table("summary", "--view", "kernel"),
             *((verb, _FILE) for verb in ("doctor", "breakdown", "export")),
         ),
-        lambda seed, folder: _unpacked(f"{seed}.sqlite", folder / "run.sqlite"),
+        lambda seed, folder: unpacked(f"{seed}.sqlite.xz", folder / "run.sqlite"),
         _mostly(mutate.random_cells),
         mutate.columns,
         lambda source, target, spot, way: mutate.change_column(source, target, *spot, way),
@@ -270,7 +260,7 @@ KINDS = {
     "snapshot": Kind(
         ("snapshots/step-2.11", "snapshots/run-2.11", "snapshots/oom_oom-2.11"),
         (_table("memory"), _table("memory", "--by", "stack"), ("memory", _FILE)),
-        lambda seed, folder: _unpacked(f"{seed}.pickle", folder / "run.pickle"),
+        lambda seed, folder: unpacked(f"{seed}.pickle.xz", folder / "run.pickle"),
         _mostly(_random_nodes, 0.9),
         lambda path: [spot for spot in _keys(_loaded(path)) if spot[1] not in _NEWER_KEYS],
         _change_values,
@@ -278,7 +268,7 @@ KINDS = {
     "ncu": Kind(
         ("ncu/own-2025.3", "ncu/range-2025.3", "ncu/communication-2025.3", "ncu/roofline-details-2025.3"),
         (_table("ncu", "layers"), ("ncu", "layers", _FILE)),
-        lambda seed, folder: _unpacked(f"{seed}.csv", folder / "run.csv"),
+        lambda seed, folder: unpacked(f"{seed}.csv.xz", folder / "run.csv"),
         _mostly(mutate.random_text),
         mutate.csv_columns,
         lambda source, target, spot, way: mutate.change_csv_column(source, target, int(spot[0]), way),

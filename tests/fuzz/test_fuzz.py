@@ -27,7 +27,6 @@ def test_nothing_breaks(kind):
         assert not wrong, f"{case}: {wrong}"
 
 
-DATA = Path(__file__).parents[1] / "data" / "ranks"
 VERB = ("ranks", "--view", "waits", "--format", "csv")
 
 
@@ -35,8 +34,7 @@ VERB = ("ranks", "--view", "waits", "--format", "csv")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     for rank in (0, 1):
-        packed = DATA / f"ddp-gc.rank{rank}-2024.2.sqlite.xz"
-        unpacked(packed, folder / f"run.rank{rank}.sqlite")
+        unpacked(f"ranks/ddp-gc.rank{rank}-2024.2.sqlite.xz", folder / f"run.rank{rank}.sqlite")
     return folder
 
 

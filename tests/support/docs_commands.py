@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
-DATA = ROOT / "tests" / "data"
+from support.data import DATA, ROOT
 
 PROGRAMS = re.compile(
     r"(nvprof-kit|python3?|pipx?|make|bash|sh|torchrun|srun|mpirun|accelerate|deepspeed|nsys|nsys-ai|ncu|docker|git) "

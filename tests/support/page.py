@@ -13,8 +13,7 @@ def data_of(page: bytes) -> dict[str, Any]:
     """The data of the page's first capture, or of its job."""
     found = re.search('<script type="application/json" id="data">(.*?)</script>', page.decode(), re.DOTALL)
     assert found
-    data: dict[str, Any] = json.loads(found[1])[0]
-    return data
+    return json.loads(found[1])[0]
 
 
 def column(data: dict[str, Any], place: list[Any]) -> np.ndarray:

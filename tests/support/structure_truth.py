@@ -4,7 +4,6 @@ Independent of the analysis: a capture is copied without its NVTX ranges, both a
 the owners of the same operations are compared.
 """
 
-import lzma
 import re
 import sqlite3
 from collections import defaultdict
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nvprof_kit
-
-DATA = Path(__file__).parents[1] / "data"
+from support.data import unpacked
 
 LOOKED_AT = (
     "checkpoint-2023.4",
@@ -74,8 +72,7 @@ class Agreement:
 
 def without_ranges(capture: Path, folder: Path) -> Path:
     """A copy of a packed nsys capture without NVTX events."""
-    copy = folder / capture.name.removesuffix(".xz")
-    copy.write_bytes(lzma.decompress(capture.read_bytes()))
+    copy = unpacked(capture, folder / capture.name.removesuffix(".xz"))
     with sqlite3.connect(copy) as db:
         db.execute("DROP TABLE IF EXISTS NVTX_EVENTS")
     return copy

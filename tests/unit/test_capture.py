@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
-from support.data import ROOT, unpacked
+from support.data import DATA, ROOT, unpacked
 
 import nvprof_kit
 
@@ -41,7 +41,7 @@ def test_an_answer_prints_gives_a_frame_and_is_saved(run):
 
 def test_a_question_after_another_reads_what_it_needs_besides():
     """Nsys has none of the columns of a capture without a GPU, which some questions ask for."""
-    capture = nvprof_kit.open(Path(__file__).parents[1] / "data" / "encoder-2023.4.sqlite.xz")
+    capture = nvprof_kit.open(DATA / "encoder-2023.4.sqlite.xz")
     capture.breakdown("steps")
     later = capture.advise().to_frame()
     assert later.equals(nvprof_kit.open(capture.path).advise().to_frame())

@@ -147,8 +147,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 def workflow(name: str) -> dict[Any, Any]:
     yaml = pytest.importorskip("yaml")
-    read: dict[Any, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))
-    return read
+    return yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))
 
 
 def test_only_a_published_release_uploads():

@@ -4,20 +4,18 @@ from pathlib import Path
 
 import pytest
 from support.browser import opened
-from support.captures.nsys_file import NsysFile
+from support.captures import tiny_ranks
 from support.captures.synthetic_job import Fault, SyntheticJob, write_maps
+from support.data import DATA
 
 from nvprof_kit import open_job
 
-DATA = Path(__file__).parents[2] / "data" / "ranks"
 EVIL = '<script>alert("x")</script>'
-MS = 1_000_000
-AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    captures = [DATA / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)]
+    captures = [DATA / "ranks" / f"ranks-ddp-layer.rank{rank}-2024.2.sqlite.xz" for rank in (0, 1)]
     return open_job(captures).report().save(tmp_path_factory.mktemp("page") / "pair.html")
 
 
@@ -103,18 +101,8 @@ def test_nothing_runs_over_the_edge(width, scheme, chromium, pair, many):
 
 
 def test_hostile_names_are_text(chromium, tmp_path):
-    for rank in (0, 1):
-        file = NsysFile(tmp_path / f"run.rank{rank}.sqlite", nsys="2024.2")
-        for step in (0, 1):
-            at = step * 20 * MS
-            file.range_(f"step {step}", at, at + 15 * MS, category="step", payload=step)
-            file.range_(EVIL, at + MS, at + 2 * MS, category="forward")
-            file.kernel(at + 2 * MS, at + (6 + rank) * MS, launched=(at + 1_200_000, at + 1_210_000))
-            file.kernel(
-                at + (6 + rank) * MS, at + 18 * MS, launched=(at + 2_100_000, at + 2_110_000), name=AR, stream=9
-            )
-        file.write()
-    path = open_job(sorted(tmp_path.glob("*.sqlite"))).report().save(tmp_path / "job.html")
+    captures = [tiny_ranks.capture(tmp_path, rank, slower=rank * tiny_ranks.MS, layer=EVIL) for rank in (0, 1)]
+    path = open_job(captures).report().save(tmp_path / "job.html")
     with opened(chromium, path) as page:  # an alert, a request or an error of the console fails it
         assert page.evaluate("sheet.data.layers.rows[0]") == f"{EVIL} forward"
         assert EVIL in page.locator("#c0-charges").inner_text() and page.locator("table script").count() == 0

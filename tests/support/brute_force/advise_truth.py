@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import nvprof_kit
 from support.captures.advise_programs import FAULTS, LOOKALIKES, Program
-
-DATA = Path(__file__).parents[2] / "data"
+from support.data import DATA
 
 _SLOW = (
     "fp32-gemms dataloader allocation outlier-layer copies small-kernels",

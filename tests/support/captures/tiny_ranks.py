@@ -8,7 +8,9 @@ MS = 1_000_000
 AR = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def capture(folder: Path, rank: int, *, slower: int = 0, shift: int = 0, name: str = "", mark: str = "") -> Path:
+def capture(
+    folder: Path, rank: int, *, slower: int = 0, shift: int = 0, name: str = "", mark: str = "", layer: str = "layers.0"
+) -> Path:
     """Two steps of one layer and an all-reduce; `slower` ns more in the layer, the clock `shift` ns ahead."""
     file = NsysFile(folder / (name or f"run.rank{rank}.sqlite"), nsys="2024.2")
     if mark:
@@ -16,7 +18,7 @@ def capture(folder: Path, rank: int, *, slower: int = 0, shift: int = 0, name: s
     for step in (0, 1):
         at = shift + step * 20 * MS
         file.range_(f"step {step}", at, at + 15 * MS, category="step", payload=step)
-        file.range_("layers.0", at + 1 * MS, at + 2 * MS, category="forward")
+        file.range_(layer, at + 1 * MS, at + 2 * MS, category="forward")
         begin = at + 2 * MS
         file.kernel(begin, begin + 4 * MS + slower, launched=(at + 1_200_000, at + 1_210_000))
         # both end at 18 ms of the step on the true clock, whoever came last

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.captures.nsys_file import NsysFile
+from support.data import DATA
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
 
-H200 = Path(__file__).parents[2] / "data" / "metrics" / "llama-2023.4.sqlite.xz"
+H200 = DATA / "metrics" / "llama-2023.4.sqlite.xz"
 
 
 @pytest.fixture

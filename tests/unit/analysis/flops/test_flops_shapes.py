@@ -127,8 +127,7 @@ def causal_lm(name: str, **options: Any) -> Callable[[Any], nn.Module]:
         sizes = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "use_cache": False}
         config = getattr(transformers, f"{name}Config")(**{**sizes, **heads, **options})
-        model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config)
-        return model
+        return getattr(transformers, f"{name}ForCausalLM")(config)
 
     return make
 
@@ -137,16 +136,13 @@ def vision_transformer(transformers: Any) -> nn.Module:
     config = transformers.ViTConfig(
         hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, image_size=64, patch_size=8
     )
-    model: nn.Module = transformers.ViTForImageClassification(config)
-    return model
+    return transformers.ViTForImageClassification(config)
 
 
 def encoder_decoder(transformers: Any) -> nn.Module:
     sizes = {"vocab_size": 256, "d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 2, "num_heads": 4}
-    model: nn.Module = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(**sizes, decoder_start_token_id=0, use_cache=False)
-    )
-    return model
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, use_cache=False)
+    return transformers.T5ForConditionalGeneration(config)
 
 
 class LoRA(nn.Module):

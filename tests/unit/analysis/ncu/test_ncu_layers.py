@@ -12,7 +12,7 @@ from support.data import ROOT
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
 
-DATA = Path(__file__).parents[3] / "data" / "ncu"
+DATA = ROOT / "tests" / "data" / "ncu"
 ELAPSED = ".avg.pct_of_peak_sustained_elapsed"
 NAMES = {
     "ns": "gpu__time_duration.sum",
@@ -279,7 +279,7 @@ def test_ceilings_of_tensor_cores_are_dense(more, tensor, tmp_path):
     assert ceilings(measured.layers()) == {"DRAM": "6.0", "FP32": "32", **tensor}
 
 
-LISTED = ROOT / "tests" / "data" / "ncu" / "metrics-2025.3.1.txt.xz"
+LISTED = DATA / "metrics-2025.3.1.txt.xz"
 CHIPS = {
     "sm_80": ("ga100", "ga102"),
     "sm_89": ("ad102", "ad104"),

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
 from support.cli import executable, execute
+from support.data import DATA, ROOT
 from support.lane import examples
 
 import nvprof_kit
@@ -31,7 +32,8 @@ from nvprof_kit._trace.open import open_capture, open_ncu
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import CaptureError, UsageError
 
-LLAMA = Path(__file__).parents[3] / "data" / "llama-2023.4.sqlite.xz"
+LLAMA = DATA / "llama-2023.4.sqlite.xz"
+NCU_DATA = DATA / "ncu"
 
 
 @pytest.fixture
@@ -126,7 +128,7 @@ def test_the_prediction_of_a_measured_run():
 
     Those were the first of each configuration; six numbers of launches measure each role's.
     """
-    made = nvprof_kit.open(LLAMA.parent / "ncu" / "run-2023.4.sqlite.xz").ncu_plan(every_layer=True)
+    made = nvprof_kit.open(NCU_DATA / "run-2023.4.sqlite.xz").ncu_plan(every_layer=True)
     seconds = made.predicted_seconds(3.75)
     assert seconds is not None
     assert (made.measurements, made.invocations) == (89, (1, 50, 60, 72, 108, 145))
@@ -185,9 +187,9 @@ def script(llama_plan: nvprof_kit.NcuPlan, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("rank", "measured"), [("0", True), ("3", False)])
 def test_one_rank_of_several_is_measured(script, tmp_path, rank, measured):
-    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RANK": rank, "NVPROF_KIT_NCU_RANK": "0"}
+    path = f"{tmp_path}:{os.environ['PATH']}"
     command = ["bash", "plan.sh", "--", "bash", "-c", "echo trained; exit 7"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    done = execute(*command, cwd=tmp_path, PATH=path, RANK=rank, NVPROF_KIT_NCU_RANK="0")
     assert (done.returncode, done.stdout) == (7, "trained\n")
     assert (tmp_path / "plan.ncu-rep").exists() is measured
 
@@ -234,19 +236,18 @@ def test_a_signal_ends_the_script_and_the_program(script, number):
     assert not Path(f"/proc/{pid.read_text()}").exists()
 
 
-DATA = Path(__file__).parents[3] / "data" / "ncu"
 PERCENTAGES = ["compute_pct", "memory_pct", "dram_pct", "l2_pct", "l1_pct", "tensor_pct", "occupancy_pct"]
 BLOCK = r"(encoder\.layers\.\d+)"
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return open_capture(DATA / "encoder-2024.2.sqlite.xz", optional=NEEDED)
+    return open_capture(NCU_DATA / "encoder-2024.2.sqlite.xz", optional=NEEDED)
 
 
 def truth(kernels: Kernels, trace: Trace) -> pd.DataFrame:
     """Each block as every launch by itself says: means over the capture's times of its first step, launch by launch."""
-    measured = open_ncu(DATA / "encoder-full-2025.3.csv.xz")
+    measured = open_ncu(NCU_DATA / "encoder-full-2025.3.csv.xz")
     ops = trace.ops[trace.ops["kind"] == 0]
     order = np.lexsort((ops["start_ns"], ops["correlation"]))[: len(measured.kernels)]
     launches = kernels.launches.iloc[order]
@@ -269,7 +270,7 @@ def truth(kernels: Kernels, trace: Trace) -> pd.DataFrame:
 def test_a_plan_is_within_a_few_percent_of_every_launch_one_by_one(trace):
     expected = truth(read_kernels(trace), trace)
     assert expected.groupby(level=1).size().to_dict() == {"backward": 28, "forward": 28}
-    planned = open_ncu(DATA / "encoder-plan-2025.3.csv.xz")
+    planned = open_ncu(NCU_DATA / "encoder-plan-2025.3.csv.xz")
     assert (len(planned.kernels), planned.invocations) == (67, (1, 56, 84, 85))
     made = ncu_layers(planned, trace).rows.set_index(["layer", "phase"]).loc[expected.index]
     apart = (made[PERCENTAGES] / expected - 1).abs()
@@ -291,8 +292,5 @@ def test_the_plan_of_today(trace):
 @pytest.mark.slow
 def test_the_table_of_docs_is_what_ncu_measured_beside_what_was_counted():
     """Traffic at least as counted, and operations of products exactly or up to 4 % more: exit 0."""
-    root = Path(__file__).parents[4]
-    command = [sys.executable, str(root / "tests" / "bench" / "limits_beside_ncu.py")]
-    run = execute(*command)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout in (root / "docs" / "flops.md").read_text()
+    run = execute(sys.executable, ROOT / "tests" / "bench" / "limits_beside_ncu.py", check=True)
+    assert run.stdout in (ROOT / "docs" / "flops.md").read_text()

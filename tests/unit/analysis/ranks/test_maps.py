@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from support.captures.tiny_ranks import MS, capture
+from support.data import DATA
 
 from nvprof_kit import Job, map_captures, open_job
 from nvprof_kit._cli import group
@@ -111,7 +112,7 @@ def test_ranks_in_names(name, rank, tmp_path):
 
 
 def test_the_rank_of_a_pytorch_trace_is_in_it(tmp_path):
-    file = shutil.copy(Path(__file__).parents[3] / "data" / "kineto" / "ddp.rank0.json.xz", tmp_path / "trace.json.xz")
+    file = shutil.copy(DATA / "kineto" / "ddp.rank0.json.xz", tmp_path / "trace.json.xz")
     ranks = open_job([file]).ranks
     assert ranks[["rank", "world_size", "rank_told_by"]].to_numpy().tolist() == [[0, 2, "capture"]]
 

@@ -1,15 +1,15 @@
 """Pipelines of four stages: messages matched by peers that PyTorch recorded, or stage by stage, and told groups."""
 
 import random
-from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.data import DATA
 
 from nvprof_kit import Job, open_job
 from nvprof_kit._ranks.messages import pair_messages
 
-STAGES = Path(__file__).parents[3] / "data" / "ranks" / "stages"
+STAGES = DATA / "ranks" / "stages"
 MS, US = 1_000_000, 1_000
 MICRO_BATCHES, STEPS = 4, 4
 

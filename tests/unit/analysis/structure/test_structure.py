@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.captures.nsys_file import NsysFile
 from support.cli import run
-from support.structure_truth import DATA, KEPT_APART, LOOKED_AT, WITHOUT_BLOCKS, compare, without_ranges
+from support.data import DATA
+from support.structure_truth import KEPT_APART, LOOKED_AT, WITHOUT_BLOCKS, compare, without_ranges
 
 import nvprof_kit
 

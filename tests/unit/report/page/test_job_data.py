@@ -25,8 +25,7 @@ def heat(data: dict[str, Any], name: str, measure: int = 0) -> np.ndarray:
     found = data[name]
     packed = found["measures"][measure]
     cells = column(data, packed["cells"]).astype(float).reshape(len(found["rows"]), len(found["columns"]))
-    made: np.ndarray = np.where(cells == 65_535, np.nan, cells * column(data, packed["scale"])[:, None])
-    return made
+    return np.where(cells == 65_535, np.nan, cells * column(data, packed["scale"])[:, None])
 
 
 @pytest.mark.slow
