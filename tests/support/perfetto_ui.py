@@ -25,15 +25,10 @@ _QUERY = """async (sql) => {
 
 
 class PerfettoUi:
-    """A trace that is open in the UI.
+    """A trace that is open in the UI."""
 
-    Attributes:
-        page: The browser's page.
-        trouble: What went wrong in the page.
-    """
-
-    def __init__(self, page: Any, trouble: list[str]) -> None:
-        self.page, self.trouble = page, trouble
+    def __init__(self, page: Any) -> None:
+        self.page = page
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows of a query to the trace processor."""
@@ -100,6 +95,6 @@ def opened_in_perfetto(started: Any, trace: Path) -> Iterator[PerfettoUi]:
         page.goto(address)
         page.wait_for_function("window.app !== undefined && window.app.trace !== undefined", timeout=120_000)
         page.evaluate("() => window.waitForPerfettoIdle(300)")
-        yield PerfettoUi(page, trouble)
+        yield PerfettoUi(page)
         page.close()
         assert trouble == []

@@ -1,7 +1,6 @@
 """Every verb says of a file that it does not read what that is, and of a capture without a GPU what it lacks."""
 
 import gzip
-import lzma
 import pickle
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.captures.nsys_file import NsysFile
 from support.cli import run
-from support.data import DATA
+from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit._cli import group
@@ -66,17 +65,11 @@ VERBS = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
 
-    def unpacked(source: str, name: str) -> bytes:
-        data = lzma.decompress((DATA / source).read_bytes())
-        (folder / name).write_bytes(data)
-        return data
-
-    unpacked("gpt2-2023.4.sqlite.xz", "run.sqlite")
-    trace = unpacked("kineto/ddp.rank0.json.xz", "trace.json")
-    unpacked("snapshots/run-2.11.pickle.xz", "run.pickle")
-    unpacked("ncu/layer-2025.3.csv.xz", "page.csv")
-    unpacked("ncu/own-2025.3.ncu-rep.xz", "run.ncu-rep")
-    (folder / "trace.json.gz").write_bytes(gzip.compress(trace, 1))
+    packed = {"run.sqlite": "gpt2-2023.4.sqlite.xz", "trace.json": "kineto/ddp.rank0.json.xz"}
+    packed |= {"run.pickle": "snapshots/run-2.11.pickle.xz", "page.csv": "ncu/layer-2025.3.csv.xz"}
+    for name, source in {**packed, "run.ncu-rep": "ncu/own-2025.3.ncu-rep.xz"}.items():
+        unpacked(source, folder / name)
+    (folder / "trace.json.gz").write_bytes(gzip.compress((folder / "trace.json").read_bytes(), 1))
     copies = {
         "run.sqlite.xz": "gpt2-2023.4.sqlite.xz",
         "trace.json.xz": "kineto/ddp.rank0.json.xz",

@@ -232,9 +232,8 @@ def test_a_pytorch_trace_tells_the_same_operations(trace, ranged):
     assert {block for block, _ in stacked} == {"0", "1", ""}
 
 
-def fsdp(path: Path) -> Path:
+def test_a_block_lasts_from_the_start_before_to_the_end_after(file):
     """Two blocks between FSDP's ranges under emit_nvtx, a third that the window cuts, and kernels around them."""
-    file = NsysFile(path)
 
     def ranged(text: str, start: int, end: int) -> None:
         file.range_(text, start, end, category=None, domain="")
@@ -252,11 +251,7 @@ def fsdp(path: Path) -> Path:
             ranged(f"FSDP::post_forward ({path_of_block}), op_id = {30 + number}", at + 50, at + 60)
             file.kernel(1080 + at, 1081 + at, launched=(at + 62, at + 63), name="nvjet_sm90")
         at += 100
-    return file.write()
-
-
-def test_a_block_lasts_from_the_start_before_to_the_end_after(tmp_path):
-    layers_of = nvprof_kit.open(fsdp(tmp_path / "a.sqlite")).layers()
+    layers_of = nvprof_kit.open(file.write()).layers()
     total = dict(zip(layers_of.rows["layer"], layers_of.rows["gpu_total_ns"], strict=True))
     for number in range(3):
         block = f"blocks.{number}"

@@ -49,7 +49,7 @@ def test_two_kinds_in_turn_are_two_rows():
 
 def test_nested_lists_fold_together():
     # four stages of three blocks: 12 blocks of 10 ns
-    rows = [("", "", 0, 0)][:0]
+    rows = []
     for stage in range(4):
         rows.append((f"stages.{stage}", "", 30, 0))
         rows += [(f"stages.{stage}.blocks.{block}", f"stages.{stage}", 10, 0) for block in range(3)]

@@ -1,14 +1,14 @@
 """Jobs with planted faults and clock errors: every fault is found, and none where there is none."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from bench import compare_what_if as compare
 from support.captures.synthetic_job import KINDS, Fault, SyntheticJob, misjudged, odd_job, play, random_job, write_maps
+from support.data import DATA
 
 from nvprof_kit import Job, open_job
 
@@ -143,22 +143,9 @@ def test_a_fault_that_is_repaired(rows, fault, seed, changed, tmp_path):
     assert row["step_ns"] == pytest.approx(mean_step(replace(job, fault=Fault())), rel=0.03)
 
 
-TESTS = Path(__file__).parents[3]
-DATA = TESTS / "data" / "stragglers"
-
-
-@pytest.fixture(scope="module")
-def compare() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_what_if", TESTS / "bench" / "compare_what_if.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_replay_agrees_with_a_published_analysis(compare):
-    theirs = json.loads((DATA / "result-ST.json").read_text())
-    found = compare.slowdowns(compare.read(DATA / "trace-ST.parquet"))
+def test_the_replay_agrees_with_a_published_analysis():
+    theirs = json.loads((DATA / "stragglers" / "result-ST.json").read_text())
+    found = compare.slowdowns(compare.read(DATA / "stragglers" / "trace-ST.parquet"))
     # the first step only begins the timeline
     measured = np.mean(list(theirs["step_t_base"].values())[1:])
     assert found["measured"] == pytest.approx(measured, rel=0.001)
