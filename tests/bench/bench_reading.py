@@ -160,19 +160,16 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
         return [sys.executable, "-c", program, str(path)]
 
     sqlite, tables, table = "`layers` of the SQLite file", "`layers` of the folder", ("--format", "csv")
+    of_sqlite, of_folder = (verb("layers", *table, str(path)) for path in (large, folder))
     rows = {
-        sqlite: Row(verb("layers", *table, str(large))),
-        tables: Row(verb("layers", *table, str(folder)), sqlite, 1.0),
+        sqlite: Row(of_sqlite),
+        tables: Row(of_folder, sqlite, 1.0),
         "a bare scan of its columns, SQLite": Row(python(SCAN, large)),
-        "`layers` of the file beside that": Row(
-            verb("layers", *table, str(large)), "a bare scan of its columns, SQLite", 2
-        ),
+        "`layers` of the file beside that": Row(of_sqlite, "a bare scan of its columns, SQLite", 2),
         "a bare read of its columns, Parquet": Row(python(SCAN_FOLDER, folder)),
-        "`layers` of the folder beside that": Row(
-            verb("layers", *table, str(folder)), "a bare read of its columns, Parquet", 2
-        ),
+        "`layers` of the folder beside that": Row(of_folder, "a bare read of its columns, Parquet", 2),
         "`layers` of a tenth": Row(verb("layers", *table, str(small))),
-        "`layers`, ten times the rows": Row(verb("layers", *table, str(large)), "`layers` of a tenth", 11),
+        "`layers`, ten times the rows": Row(of_sqlite, "`layers` of a tenth", 11),
         "`layers` of a Llama": Row(verb("layers", *table, str(files / PLAIN))),
         "`layers` of it, with counts": Row(verb("layers", *table, str(files / COUNTED)), "`layers` of a Llama", 1.1),
         "`layers --by step`": Row(verb("layers", "--by", "step", *table, str(large)), sqlite, 3),
@@ -194,7 +191,7 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
     if nsys:
         theirs = "`nsys stats -r nvtx_gpu_proj_sum`, SQLite"
         rows[theirs] = Row([nsys, "stats", "-q", "-r", "nvtx_gpu_proj_sum", *table, str(large)])
-        rows["`layers` of the folder beside nsys"] = Row(verb("layers", *table, str(folder)), theirs, 0.5)
+        rows["`layers` of the folder beside nsys"] = Row(of_folder, theirs, 0.5)
         theirs = "`nsys stats -r cuda_gpu_kern_sum`, SQLite"
         rows[theirs] = Row([nsys, "stats", "-q", "-r", "cuda_gpu_kern_sum", *table, str(large)])
         kernels = verb("summary", "--view", "kernel", *table, str(large))

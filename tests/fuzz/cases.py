@@ -55,17 +55,6 @@ def _limited(seconds: int) -> Iterator[None]:
             signal.signal(one, handler)
 
 
-class _Stream(io.TextIOWrapper):
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
-
-    def text(self) -> str:
-        self.flush()
-        raw = self.buffer
-        assert isinstance(raw, io.BytesIO)
-        return raw.getvalue().decode("utf-8", "replace")
-
-
 def state(folder: Path) -> dict[str, tuple[str, int]]:
     """Every file of a folder: its content and when it was written to."""
     return {
@@ -78,7 +67,7 @@ def state(folder: Path) -> dict[str, tuple[str, int]]:
 def run(words: Sequence[str], inputs: Path) -> Outcome:
     """Run a verb; `inputs` is the folder that it must leave as it is."""
     before = state(inputs)
-    out, err = _Stream(), _Stream()
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     status, broken = 0, ""
     scratch = tempfile.tempdir
     with tempfile.TemporaryDirectory() as kept, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -97,14 +86,14 @@ def run(words: Sequence[str], inputs: Path) -> Outcome:
             tempfile.tempdir = scratch
         if status == os.EX_SOFTWARE:
             broken = "a defect: " + "".join(one.read_text()[-1500:] for one in Path(kept).glob("*.traceback"))
-    said = err.text()
+    answer, said = (stream.buffer.getvalue().decode("utf-8", "replace") for stream in (out, err))
     if not broken and state(inputs) != before:
         broken = "an input was written to, or a file was left beside it"
     if not broken and status == 2 and len(said.strip().splitlines()) != 1:
         broken = f"not one line on stderr: {said[:500]!r}"
-    if not broken and "export" not in words and any(letter in said + out.text() for letter in ("\x1b", "\x9b")):
+    if not broken and "export" not in words and any(letter in said + answer for letter in ("\x1b", "\x9b")):
         broken = "a control character reached the terminal"
-    return Outcome(status, out.text(), said, broken)
+    return Outcome(status, answer, said, broken)
 
 
 _OPERATIONS = ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE")

@@ -89,20 +89,14 @@ def is_module(dotted: str) -> bool:
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
-def room_of(path: Path) -> str:
-    """The innermost of the rooms that the table knows."""
-    parts = module_name(path).split(".")
-    return ".".join(parts[:2]) if ".".join(parts[:2]) in MAY_IMPORT else parts[0]
-
-
 def crossings() -> set[tuple[str, str]]:
     """Every import that leaves its room against the direction."""
     found = set()
     for path in FILES:
-        room = room_of(path)
+        room = module_name(path).split(".")[0]
         for imported in imports(path):
             target = imported.split(".")[0]
-            if target != room.split(".")[0] and target not in MAY_IMPORT.get(room, set()):
+            if target != room and target not in MAY_IMPORT.get(room, set()):
                 found.add((module_name(path), imported))
     return found
 

@@ -128,6 +128,9 @@ def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(tmp_pat
     assert not (tmp_path / "it-ran").exists()
 
 
+HEADER = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
+
+
 @pytest.mark.parametrize(
     ("unit", "value", "complaint"),
     [
@@ -139,18 +142,16 @@ def test_the_reader_of_ncu_reports_imports_nothing_of_the_current_folder(tmp_pat
     ],
 )
 def test_a_page_of_ncu_with_a_duration_that_is_none_is_refused(tmp_path, unit, value, complaint):
-    header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
-    (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","{unit}"\n"0","7","gemm","{value}"\n')
+    (path := tmp_path / "a.csv").write_text(f'{HEADER}\n"","","","{unit}"\n"0","7","gemm","{value}"\n')
     with pytest.raises(CaptureError, match=complaint):
         open_ncu(path)
 
 
 def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path):
-    header = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
     row = '"0","7","gemm","5"\n'
-    (path := tmp_path / "a.csv").write_text(f'{header}\n"","","","ns"\n{row}{row}')
+    (path := tmp_path / "a.csv").write_text(f'{HEADER}\n"","","","ns"\n{row}{row}')
     warnings = nvprof_kit.open_ncu(path).report.warnings
     assert "1 of 2 results stand there twice (ID and Process ID), and count twice" in warnings[-1]
-    path.write_text(f'{header},"gpu__time_duration.sum"\n"","","","ns","ns"\n"0","7","gemm","5","6"\n')
+    path.write_text(f'{HEADER},"gpu__time_duration.sum"\n"","","","ns","ns"\n"0","7","gemm","5","6"\n')
     with pytest.raises(CaptureError, match=r"the column gpu__time_duration.sum stands there twice"):
         open_ncu(path)

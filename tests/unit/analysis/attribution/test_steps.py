@@ -1,7 +1,6 @@
 """What a step is: instances of steps, whatever their numbers, in every table."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.captures.nsys_file import NsysFile
@@ -67,19 +66,17 @@ def test_the_table_and_its_rows_leave_warm_up_out_unless_the_whole_capture_is_as
 
 @pytest.mark.parametrize(("text", "kept"), [("1:3", [1, 2]), ("2:", [2, 3]), (":2", [0, 1]), ("3", [3]), ("+3:", [3])])
 def test_steps_that_are_asked_for(tmp_path, text, kept):
-    chosen: dict[str, Any]
-    capture, chosen = steps_of(tmp_path, (1000, 100, 100, 100)), {"steps": text}
-    by_step = capture.layers(by="step", **chosen).rows
-    assert by_step["step"].tolist() == kept
-    result = capture.layers(**chosen)
+    capture = steps_of(tmp_path, (1000, 100, 100, 100))
+    assert capture.layers(by="step", steps=text).rows["step"].tolist() == kept
+    result = capture.layers(steps=text)
     assert (
         result.rows["gpu_self_ns"].sum() == result.summary.total_ns == result.tree["total_ns"].sum() == 10 * len(kept)
     )
-    assert capture.breakdown(**chosen).steps["step"].tolist() == kept
-    table = capture.summary(**chosen).views
+    assert capture.breakdown(steps=text).steps["step"].tolist() == kept
+    table = capture.summary(steps=text).views
     assert table["kernel"]["calls"].tolist() == [len(kept)]
     assert table["user"].set_index("range")["calls"]["a"] == len(kept)
-    assert capture.advise(**chosen).steps == len(kept)
+    assert capture.advise(steps=text).steps == len(kept)
 
 
 def test_the_first_collective_of_a_window_is_named():

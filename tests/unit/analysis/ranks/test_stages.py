@@ -14,15 +14,20 @@ MS, US = 1_000_000, 1_000
 MICRO_BATCHES, STEPS = 4, 4
 
 
+def matched_rows(job: Job) -> pd.DataFrame:
+    """What took part in each match in a step, in each rank's order."""
+    assert job._aligned is not None
+    return job._tables._frame("SELECT c, s, k, m.rank, index, x.kind, m.step FROM matched AS m JOIN collectives AS x "
+                              "USING (rank, index) WHERE m.step >= 0 ORDER BY m.rank, index")  # fmt: skip
+
+
 def by_program(job: Job) -> tuple[int, int, int]:
     """Matched messages, those matched otherwise than ScheduleGPipe sends them, and all messages of the senders.
 
     All forward messages of a step are launched before its backward messages, so on a rank between two others, the
     first four sends go to the next stage and the last four to the previous one.
     """
-    assert job._aligned is not None
-    rows = job._tables._frame("SELECT c, s, k, m.rank, index, x.kind, m.step FROM matched AS m JOIN collectives AS x "
-                              "USING (rank, index) WHERE m.step >= 0 ORDER BY m.rank, index")  # fmt: skip
+    rows = matched_rows(job)
     rows["nth"] = rows.groupby(["rank", "step", "kind"]).cumcount()
     matched = wrong = 0
     for _, both in rows.groupby(["c", "s", "k"]):
@@ -92,9 +97,7 @@ def one_forward_one_backward(rank: int, micro_batches: int) -> list[set[tuple[in
 def test_one_forward_one_backward():
     """Its kernels send and receive at once: `SendRecv`."""
     job = open_job(sorted(STAGES.glob("1f1b-first-stage.rank*")))
-    assert job._aligned is not None
-    rows = job._tables._frame("SELECT c, s, k, m.rank, index, m.step FROM matched AS m JOIN collectives AS x "
-                              "USING (rank, index) WHERE m.step >= 0 ORDER BY m.rank, index")  # fmt: skip
+    rows = matched_rows(job)
     passed = {rank: one_forward_one_backward(rank, 8) for rank in range(4)}
     rows["nth"] = rows.groupby(["rank", "step"]).cumcount()
     counts = rows.groupby(["rank", "step"]).size().unstack("rank")

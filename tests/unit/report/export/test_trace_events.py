@@ -77,13 +77,8 @@ def test_a_query_of_the_trace_gives_the_tables_numbers(name):
     db.executemany("INSERT INTO slice VALUES (?, ?, ?, ?, ?, ?, ?, ?)", slices)
     rows = opened.layers(steps="all", by="step").rows
     rows = rows[rows["gpu_ops"] > 0]
-    expected = {
-        (-1 if row.step is None or row.step != row.step else int(row.step), row.layer, row.phase): (
-            row.gpu_ops,
-            row.gpu_self_ns,
-        )
-        for row in rows.astype({"step": object}).where(rows.notna(), None).itertuples()
-    }
+    keys = zip(rows["step"].fillna(-1).astype(int), rows["layer"], rows["phase"], strict=True)
+    expected = dict(zip(keys, zip(rows["gpu_ops"], rows["gpu_self_ns"], strict=True), strict=True))
     query = """SELECT step, layer, phase, count(*), sum(dur), sum(ns)
                  FROM slice WHERE category = 'operation' GROUP BY step, layer, phase"""
     found = db.execute(query).fetchall()
