@@ -62,6 +62,10 @@ def shown(page: Any, table: str = "c0-layers") -> list[str]:
     return page.eval_on_selector_all(f"#{table} tbody tr:not([hidden])", "rows => rows.map(row => row.dataset.path)")
 
 
+def picked(page: Any) -> list[str]:
+    return page.eval_on_selector_all("[aria-selected=true]", "all => all.map(one => one.dataset.path)")
+
+
 def test_a_click_on_a_head_sorts(chromium, llama):
     with opened(chromium, llama) as page:
         model_order = shown(page)
@@ -127,7 +131,7 @@ def test_the_table_by_keyboard(chromium, llama):
         page.focus("#c0-layers tbody tr")
         for key in ("ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
             page.keyboard.press(key)
-        assert page.eval_on_selector_all("[aria-selected=true]", "all => all.map(one => one.dataset.path)") == ["model"]
+        assert picked(page) == ["model"]
 
 
 def test_links_to_a_layer_and_to_a_time(chromium, llama):
@@ -164,9 +168,7 @@ def test_what_is_shown_is_in_the_address_and_the_back_button_takes_it_back(chrom
         until(page, "sheets[0].picked === -1")
         page.goto(shared)
         until(page, "sheets[0].timeline?.index === 1")
-        assert page.eval_on_selector_all("[aria-selected=true]", "all => all.map(one => one.dataset.path)") == [
-            "model.layers.1"
-        ]
+        assert picked(page) == ["model.layers.1"]
         assert page.input_value("[data-search=c0-layers]") == "mlp" and len(shown(page)) == 4
         assert page.locator("#c0-kernels thead th").all_inner_texts()[2:4] == ["layer", "phase"]
 

@@ -141,9 +141,7 @@ class BruteForce:
                 ).fetchall()
         return [self._operation(*row) for row in found]
 
-    def _operation(
-        self, start: int, end: int, device: int, correlation: int, pid: int, node: int | None
-    ) -> dict[str, Any]:
+    def _operation(self, start, end, device, correlation, pid, node):
         call = self.db.execute(
             "SELECT start, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME"
             " WHERE correlationId = ? AND globalTid & ~0xFFFFFF = ?",
@@ -267,9 +265,7 @@ class BruteForce:
             for begin, end in pairwise(sorted(moments)):
                 self._add_time(rows, by_step, tid, begin, end)
 
-    def _add_time(
-        self, rows: dict[tuple[Any, ...], dict[str, Any]], by_step: bool, tid: int, begin: int, end: int
-    ) -> None:
+    def _add_time(self, rows, by_step: bool, tid: int, begin: int, end: int) -> None:
         """Add an interval's CPU time to the layers and phases open on the thread, once each."""
         stack = self.around(tid, begin)
         seen = set()

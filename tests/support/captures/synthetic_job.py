@@ -5,7 +5,7 @@ its row or, every few times, with its column, and goes on when that has ended. A
 rank's own clock is offset and drifts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing import get_context
@@ -187,9 +187,7 @@ def _kinds(per_step: int, steps: int, rows: int, columns: int, layers: int) -> t
     return column, layer, backward
 
 
-def _tables(
-    job: SyntheticJob, played: Played, ranks: Ints, clock: Callable[[Floats], Ints], lost: set[int]
-) -> Iterator[tuple[str, dict[str, object]]]:
+def _tables(job, played, ranks, clock, lost) -> Iterator[tuple[str, dict[str, object]]]:
     count, here = job.steps * job.per_step, len(ranks)
     step = np.repeat(np.arange(job.steps), job.per_step)
     column, layer, backward = _kinds(job.per_step, job.steps, job.rows, job.columns, job.layers)
@@ -293,9 +291,7 @@ def _groups_of(job: SyntheticJob, rank: int) -> str:
     )
 
 
-def _renumbered(
-    keep: np.ndarray, here: int, index: Ints, number: Ints, by: tuple[Ints, Ints, int]
-) -> tuple[Ints, Ints]:
+def _renumbered(keep, here: int, index: Ints, number: Ints, by) -> tuple[Ints, Ints]:
     """Places and numbers as they are counted where collectives are lost."""
     if keep.all():
         return index, number

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,9 +47,7 @@ def capture(path: Path, lengths: tuple[int, ...] = STEADY, gemm: str = "nvjet_a"
 opened = nvprof_kit.open
 
 
-def diff(
-    base: Capture | list[Capture], new: Capture | list[Capture], fail_on: Sequence[str] = (), **options: Any
-) -> Diff:
+def diff(base, new, fail_on=(), **options):
     first, *others = base if isinstance(base, list) else [base]
     return first.diff(new, base=others, fail_on=fail_on, **options)
 

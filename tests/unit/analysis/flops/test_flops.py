@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,7 @@ ONE = {"bf16": 1e9, "fp32": 0.5e9}
 """A GPU of one operation a nanosecond in bf16, and a half in fp32."""
 
 
-def counts(
-    path: Path, ranges: Sequence[tuple], operators: Sequence[tuple], unknown: Sequence = (), **more: Any
-) -> Path:
+def counts(path, ranges, operators, unknown=(), **more):
     """A file of counts: of ranges layer, phase, the range around it and calls; of operators range, type of number,
     operations and perhaps bytes.
     """
@@ -84,9 +81,7 @@ def table(result: nvprof_kit.Flops) -> dict[tuple[str, str], dict[Any, Any]]:
     return {(row["layer"], row["phase"]): row for row in result.rows.to_dict("records")}
 
 
-def joined(
-    folder: Path, operators: list[tuple[int, str, int]], options: dict[str, float] = ONE, **more: Any
-) -> nvprof_kit.Flops:
+def joined(folder, operators, options=ONE, **more):
     capture = training(folder / "run.sqlite")
     file = counts(folder / "run.flops.json", TRAINING, operators, **more)
     return nvprof_kit.open(capture).flops(file, peak=options)

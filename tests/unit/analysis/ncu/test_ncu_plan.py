@@ -142,7 +142,7 @@ def llama_plan() -> nvprof_kit.NcuPlan:
     return nvprof_kit.open(LLAMA).ncu_plan(share=0.5)
 
 
-def test_the_script_measures_the_names_and_nothing_else(llama_plan, tmp_path):
+def test_the_script_measures_the_names_and_nothing_else(llama_plan):
     names = ("_ZN2at6gemmILi4EEvPf", "triton_poi_0", "f.cold$1")
     text = replace(llama_plan, names=names, invocations=(1, 60), info=replace(llama_plan.info, own_window=True)).script(
         "plan"

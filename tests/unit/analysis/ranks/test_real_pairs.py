@@ -209,7 +209,7 @@ def test_every_table_is_a_result(pipeline, tmp_path):
     assert answer.save(tmp_path / "all.json").read_text().startswith('{\n "schema": "nvprof-kit/ranks"')
 
 
-def test_a_real_job_of_two_dimensions(tmp_path):
+def test_a_real_job_of_two_dimensions():
     """Tensor parallel over two ranks and FSDP2 over two such pairs, by nsys 2024.2: no communicator is named. The four
     ranks share a GPU, so the ends of one all-reduce move by 0.1 ms, and those of the two groups by 0.4 ms.
     """

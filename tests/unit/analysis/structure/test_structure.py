@@ -17,7 +17,7 @@ _GEMM, _NORM, _ADD = (
     "void rms_norm_kernel<float>(T1)",
     "void elementwise_kernel<CUDAFunctor_add<float>>(T1)",
 )
-_FORWARD, _BACKWARD = "void flash_fwd_kernel<T>(T1)", "void flash_bwd_kernel<T>(T1)"
+_FORWARD = "void flash_fwd_kernel<T>(T1)"
 _BLOCK = (_NORM, _GEMM, _FORWARD, _GEMM, _ADD, _NORM, _GEMM, "silu_kernel", _GEMM, _ADD)
 _EDGES = ("vectorized_gather_kernel", "argmax_kernel")
 

@@ -34,11 +34,6 @@ def analysed(path: Path, **options: Any) -> Summary:
     return nvprof_kit.open(path).summary(**options)
 
 
-@pytest.fixture
-def result(tmp_path: Path) -> Summary:
-    return analysed(small(tmp_path / "run.sqlite"))
-
-
 def test_how_busy_the_cpu_is(file):
     """Thread 8 is on a CPU since before the first switch, thread 9 still on one at the last."""
     file.range_("step 0", 0, 1000, category="step", payload=0)

@@ -83,7 +83,7 @@ def test_of_more_ranks_than_columns_neighbours_share_one(job, monkeypatch):
     assert data["layers"]["rank"] == [0, 3, 6, 9, 12, 15, 18]
 
 
-def test_the_page_from_the_command_line(job, tmp_path):
+def test_the_page_from_the_command_line(tmp_path):
     write_maps(SyntheticJob(rows=1, columns=2, steps=2), tmp_path / "maps", 2)
     page = tmp_path / "job.html"
     assert run("ranks", str(tmp_path / "maps"), "-o", str(page), "--timeline", "1") == 0

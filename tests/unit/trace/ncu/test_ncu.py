@@ -34,9 +34,7 @@ def cell(*names: str, tid: int = 557, domain: str = "nvprof_kit") -> str:
     return f"{tid}  {'  '.join(ranges)} "
 
 
-def raw(
-    metrics: dict[str, tuple[str, str]], *, nvtx: str | None = None, kernel: str = "gemm(int)", noise: str = ""
-) -> str:
+def raw(metrics, *, nvtx=None, kernel="gemm(int)", noise=""):
     """A raw page of one result: name to unit and value of each metric."""
     names = [*IDENTITY, *(NVTX if nvtx is not None else []), *BEHIND]
     units = line([""] * len(names) + [unit for unit, _ in metrics.values()])

@@ -43,13 +43,7 @@ def report(tmp_path: Path) -> Path:
     return path
 
 
-def install(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    export: str = WORKS,
-    version: str = "2023.4.4.54",
-    kinds: str = "arrowdir, and parquetdir",
-) -> None:
+def install(folder, monkeypatch, export=WORKS, version="2023.4.4.54", kinds="arrowdir, and parquetdir"):
     (folder / "bin").mkdir(exist_ok=True)
     script = NSYS.format(folder=folder, export=export.format(folder=folder), version=version, kinds=kinds)
     executable(folder / "bin" / "nsys", script)
