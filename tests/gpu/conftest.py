@@ -1,12 +1,11 @@
 """What the tests of a GPU share: each is marked ``gpu``, and is skipped, or fails, where there is none."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from support.cli import NVPROF_KIT
 from support.gpu import GPU, PROGRAMS, Profiled, Program, gpus, need, run
 
 
@@ -47,17 +46,7 @@ def profiled(tmp_path: Path) -> Profiled:
     need("nsys")
 
     def profile(name: str, *arguments: object) -> Path:
-        verb = [
-            sys.executable,
-            "-m",
-            "nvprof_kit",
-            "profile",
-            "-o",
-            tmp_path / "run",
-            "-x",
-            "--capture-range=cudaProfilerApi",
-            "--",
-        ]
+        verb = [*NVPROF_KIT, "profile", "-o", tmp_path / "run", "-x", "--capture-range=cudaProfilerApi", "--"]
         run(*verb, sys.executable, PROGRAMS / name, *arguments)
         return tmp_path / "run.sqlite"
 

@@ -1,13 +1,12 @@
 """Captures taken now: every number of their tables equals an independent computation, and layers hold the work."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
 
 import pytest
 from support.brute_force.layers import BruteForce
+from support.cli import NVPROF_KIT
 from support.gpu import PROGRAMS, Profiled, need, run
 
 import nvprof_kit
@@ -46,13 +45,12 @@ def test_the_ways_in_which_people_train(variant: str, profiled: Profiled) -> Non
 
 def test_the_reports_of_two_processes_are_compared(tmp_path: Path) -> None:
     need("nsys")
-    verbs = [sys.executable, "-m", "nvprof_kit"]
     reports = [tmp_path / f"run.rank{rank}.nsys-rep" for rank in range(2)]
     for rank, report in enumerate(reports):
-        run(*verbs, "profile", "--export", "none", "-o", report.with_suffix(""),
+        run(*NVPROF_KIT, "profile", "--export", "none", "-o", report.with_suffix(""),
             "-x", "--capture-range=cudaProfilerApi", "--",
             sys.executable, PROGRAMS / "train.py", "encoder", *SMALL, RANK=str(rank), WORLD_SIZE="2")  # fmt: skip
-    run(*verbs, "ranks", *reports, "-o", tmp_path / "job.json")
+    run(*NVPROF_KIT, "ranks", *reports, "-o", tmp_path / "job.json")
     answer = json.loads((tmp_path / "job.json").read_text())
     assert {row["rank"] for row in answer["layers"]} == {0, 1}
 

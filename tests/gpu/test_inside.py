@@ -1,7 +1,5 @@
 """What runs inside the program, on a GPU: operations, memory, snapshots, the layer profiler, timers."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The recipes, run for real by the scripts beside this file, which say in a line each what came of it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ python by_hand.py [--attention sdpa] [--norm torch]        with the faults mende
                                                            five operators in fp32
 """
 
-from __future__ import annotations
-
 import argparse
 
 import torch

@@ -3,8 +3,6 @@
 python flops.py FOLDER        leaves FOLDER/NAME.flops.json and prints a line for each program
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -8,8 +8,6 @@ block's forward by CUDA events in the same steps, and whether results are the sa
 memory inside a window, and says whether the program goes on. Leaves FOLDER/found.rank0.json beside the profile.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 python limits.py COUNTS.json        counts step 1 and leaves step 2 between cudaProfilerStart and Stop
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 
@@ -51,7 +49,6 @@ class Program(nn.Module):
 
 
 def llama(width: int, inner: int, heads: int, vocabulary: int) -> nn.Module:
-    """Two blocks of a Llama."""
     config = transformers.LlamaConfig(
         vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=2,
         num_attention_heads=heads, num_key_value_heads=heads // 4, use_cache=False,

@@ -6,8 +6,6 @@ Leaves FOLDER/rank0_dp0_tp0_pp0 and FOLDER/expected.json. Prints, for each time 
 much of it is not accounted for; and whether losses and peak are those of the same steps without the profiler.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -32,7 +30,6 @@ def model_of(options: argparse.Namespace) -> nn.Module:
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
-    """Losses of three steps."""
     torch.manual_seed(1)
     losses = []
     for _ in range(3):

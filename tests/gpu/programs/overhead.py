@@ -7,8 +7,6 @@ plain stretch and the next round's; run it alone, under nsys, or under the embed
 step that is not timed, in which the ranges get their names; every other round runs the stretches in reverse.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -3,8 +3,6 @@
 python own_kernel.py; the window of the CUDA profiler API begins after the warm-up.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 
@@ -19,8 +17,6 @@ extern "C" __global__ void wave(const float* from, float* to, int count) {
 
 
 class Wave(nn.Module):
-    """A layer that launches ``wave`` once."""
-
     def __init__(self, blocks: int) -> None:
         super().__init__()
         self.blocks = blocks
@@ -33,8 +29,6 @@ class Wave(nn.Module):
 
 
 class Model(nn.Module):
-    """Two of them, with grids of unlike size."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Wave(64), Wave(1024)])
@@ -46,7 +40,6 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    """One forward without a profiler, and one in its window."""
     model = Model()
     nvprof_kit.annotate_model(model)
     values = torch.rand(1 << 22, device="cuda")

@@ -3,8 +3,6 @@
 torchrun --nproc-per-node 2 parallel.py ddp
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -5,8 +5,6 @@
 Without --schedule it is taken from NVPROF_KIT_SCHEDULE. Under torchrun the ranks average their gradients.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import time

@@ -3,8 +3,6 @@
 python timers.py FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

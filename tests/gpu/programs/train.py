@@ -4,8 +4,6 @@ python train.py llama|gpt2|encoder [--layers 8] [--width 1024] [--vocabulary 320
     [--batch 4] [--length 512] [--flops run.flops.json] [--checkpoint]
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 python variants.py eager|checkpoint|checkpoint-inside|graph|compile-blocks|compile-model-parts|generate
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
