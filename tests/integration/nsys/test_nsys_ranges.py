@@ -1,17 +1,13 @@
 """Real Nsight Systems records our ranges: domain, categories, registered strings, payloads, nesting, threads."""
 
-import os
 import sqlite3
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.cli import environment
 from support.nsys import run_nsys
-from support.recipes import wait_for, wait_for_next
 
 from nvprof_kit.names import DOMAIN
 
@@ -162,44 +158,3 @@ def test_ranges_are_recorded(nsys, tmp_path):
     }
     assert [event.text for event in recorded if event.kind == 60] == ["prefetch"]
     assert [event.text for event in recorded if event.kind == 34] == ["done", "done"]
-
-
-@pytest.mark.slow
-def test_nothing_is_recorded_when_switched_off(nsys, tmp_path):
-    path = profile(nsys, tmp_path, PROGRAM, NVPROF_KIT="off")
-    with sqlite3.connect(path) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        assert "NVTX_EVENTS" not in tables or not read(path)
-
-
-@pytest.mark.slow
-def test_ranges_are_there_when_a_capture_starts_later(nsys, tmp_path):
-    """``nsys launch`` injects; ``nsys start`` and ``nsys stop`` bound the capture."""
-    (tmp_path / "program.py").write_text(
-        PROGRAM
-        + textwrap.dedent(
-            """
-            import pathlib
-            while not pathlib.Path("stop").exists():
-                with step(9):
-                    net(torch.arange(4).reshape(1, 4)).backward()
-                pathlib.Path("ready").write_text("yes")
-            """
-        )
-    )
-    session = f"nvprof-kit-{os.getpid()}"
-    command = [nsys, "launch", f"--session-new={session}", "-t", "nvtx,osrt", sys.executable, "program.py"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment()) as program:
-        try:
-            wait_for(tmp_path / "ready")
-            report = tmp_path / "report"
-            run_nsys(nsys, "start", f"--session={session}", "-s", "none", "--cpuctxsw=none", "-o", report, attempts=1)
-            wait_for_next(tmp_path / "ready")
-            run_nsys(nsys, "stop", f"--session={session}", attempts=1)
-        finally:
-            (tmp_path / "stop").touch()
-            program.wait(timeout=120)
-    run_nsys(nsys, "export", "-t", "sqlite", "-o", f"{report}.sqlite", f"{report}.nsys-rep")
-    texts = {event.text for event in read(Path(f"{report}.sqlite"))}
-    assert {"step 9", "layers.1", "layers.1 backward", "layers.1 recompute"} <= texts
-    assert "step 7" not in texts

@@ -48,7 +48,7 @@ def report(nsys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.every_nsys
 def test_the_export_is_made_once_and_kept_beside(nsys, report):
     before = report.read_bytes()
-    with pytest.raises(CaptureError, match="no GPU operations"):
+    with pytest.raises(CaptureError, match=r"run\.nsys-rep: no GPU operations.*--trace=cuda,nvtx"):
         open_capture(report)
     (export,) = (path for path in report.parent.iterdir() if path != report)
     assert export.name == ("run.sqlite" if "2022" in version(nsys) else "run_pqtdir")
@@ -61,11 +61,6 @@ def test_the_export_is_made_once_and_kept_beside(nsys, report):
         assert (export.stat().st_mtime_ns != made) == is_new
     assert report.read_bytes() == before
     assert sorted(path for path in report.parent.iterdir()) == sorted([report, export])
-
-
-def test_a_report_without_a_gpu_says_what_was_missing(report):
-    with pytest.raises(CaptureError, match=r"run\.nsys-rep: no GPU operations.*--trace=cuda,nvtx"):
-        open_capture(report)
 
 
 def test_the_reports_of_a_job_are_exported_and_mapped(report):

@@ -1,13 +1,13 @@
 """nvprof-kit profile: its exact command, its refusals, and what it leaves under real releases of nsys."""
 
 import os
-import shlex
 import sys
 from functools import partial
 
 import pytest
 from support import cli, recipes
 from support.recipes import python, ranges
+from support.unannotated import PROGRAM as PROGRAM_UNANNOTATED
 
 import nvprof_kit
 
@@ -30,11 +30,6 @@ EVERYTHING = ["step 2", "layers.2", "step 3", "layers.3"]
 
 
 run = partial(recipes.run, "profile")
-
-
-def test_words_are_quoted_so_that_the_command_can_be_pasted(tmp_path):
-    done = recipes.dry_run("profile", "-o", "my run", "--", "python", "-c", "print('a b')", "", cwd=tmp_path)
-    assert shlex.split(done.stdout)[-5:] == ["--output=my run", "python", "-c", "print('a b')", ""]
 
 
 def test_a_full_disk_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
@@ -96,24 +91,11 @@ def test_one_step_alone(nsys, tmp_path):
     assert "runs/gpu_peaks.json: the measured peaks of this folder, for runs/run" in done.stderr
 
 
-UNANNOTATED = """
-import sys, torch
-sys.path.append("examples")
-from tiny_transformer import TinyTransformer, counting
-model = TinyTransformer(width=64, layers=2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for tokens in torch.utils.data.DataLoader(counting(8, 17), batch_size=4):
-    torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
 @pytest.mark.nsys
 @pytest.mark.slow
 def test_a_program_is_annotated_without_a_line(nsys, tmp_path):
     name = str(tmp_path / "run")
-    words = ["--annotate", "-o", name, "-x", "--trace=nvtx", "--", sys.executable, "-c", UNANNOTATED]
+    words = ["--annotate", "-o", name, "-x", "--trace=nvtx", "--", sys.executable, "-c", PROGRAM_UNANNOTATED]
     done = run(*words, cwd=recipes.ROOT, NSYS=nsys)
     assert done.returncode == 0, done.stderr
     assert "annotated TinyTransformer: 14 modules, 2 blocks among them" in done.stderr

@@ -129,16 +129,7 @@ with nvprof_kit.record(schedule=None) as profiling:
 
 def test_the_program_reads_its_input_and_keeps_its_output_apart(nsys, tmp_path):
     code = "import sys; print(sys.stdin.read().upper()); print('aside', file=sys.stderr)"
-    done = subprocess.run(
-        [*PROFILE, sys.executable, "-c", code],
-        input="words",
-        cwd=tmp_path,
-        env={**os.environ, "NSYS": nsys},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = execute(*PROFILE, sys.executable, "-c", code, cwd=tmp_path, stdin="words", NSYS=nsys)
     assert "WORDS" in done.stdout and "aside" in done.stderr
 
 

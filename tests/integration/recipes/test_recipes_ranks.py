@@ -83,14 +83,6 @@ def reports(tmp_path: Path) -> dict[int, list[str]]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.nsys
-def test_torchrun(nsys, tmp_path):
-    pytest.importorskip("torch")
-    assert three_ranks(tmp_path, nsys, "--ranks", "0,2") == 0, (tmp_path / "said").read_text()
-    assert reports(tmp_path) == {0: ["rank 0"], 2: ["rank 2"]}
-
-
 def marks(path: Path) -> list[tuple[str, int]]:
     """Text and payload of the marks of our domain."""
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
@@ -103,10 +95,11 @@ def marks(path: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.nsys
-@pytest.mark.parametrize("window", [(), ("--step", "1")])
-def test_a_common_id_in_names_and_captures(window, nsys, tmp_path):
+@pytest.mark.parametrize(("chosen", "words"), [({0, 2}, ("-r", "0,2")), ({0, 1, 2}, ("-r", "all", "--step", "1"))])
+def test_a_common_id_in_names_and_captures(chosen, words, nsys, tmp_path):
     pytest.importorskip("torch")
-    assert three_ranks(tmp_path, nsys, "--ranks", "all", *window) == 0, (tmp_path / "said").read_text()
+    assert three_ranks(tmp_path, nsys, *words) == 0, (tmp_path / "said").read_text()
+    assert reports(tmp_path) == {rank: [f"rank {rank}"] for rank in chosen}
     ids = set()
     for path in tmp_path.glob("run-*.sqlite"):
         rank = int(path.stem.split("-rank")[1].split("-")[0])
