@@ -1,10 +1,12 @@
-"""Each test has a compiler that has compiled nothing."""
+"""Each test has a compiler that has compiled nothing, and soon gives up to compile anew."""
 
 import warnings
 from collections.abc import Iterator
 
 import pytest
-from compiled_models import LIMIT, fresh_compiler
+import torch._dynamo as dynamo
+from compiled_models import LIMIT
+from torch._dynamo.utils import counters
 
 
 @pytest.fixture
@@ -15,6 +17,10 @@ def limit() -> int:
 
 @pytest.fixture(autouse=True)
 def fresh(limit: int) -> Iterator[None]:
-    with fresh_compiler(limit), warnings.catch_warnings():
+    name = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.6
+    dynamo.reset()
+    counters.clear()
+    with dynamo.config.patch({name: limit}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.compile compiles")
         yield
+    dynamo.reset()

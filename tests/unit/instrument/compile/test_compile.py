@@ -17,6 +17,7 @@ from compiled_models import (
     compiles,
     train,
     whole,
+    whole_in_place,
 )
 from torch import nn
 
@@ -38,11 +39,6 @@ class Net(Stack):
         super().__init__(nn.Linear(4, 4), (Block() for _ in range(blocks)))
 
 
-def whole_in_place(net: nn.Module, **options) -> nn.Module:
-    net.compile(**options)
-    return net
-
-
 def by_forward(net: nn.Module, **options) -> nn.Module:
     net.forward = torch.compile(net.forward, **options)
     return net
@@ -50,11 +46,6 @@ def by_forward(net: nn.Module, **options) -> nn.Module:
 
 WAYS: list[Callable[..., nn.Module]] = [whole, whole_in_place, by_forward, blocks_in_place, blocks_wrapped]
 BY_BLOCK = (blocks_in_place, blocks_wrapped)
-
-
-def rarely(*case: object) -> object:
-    """A case that only the full lane runs: what it shows the others show, too, unless the compiler changes."""
-    return pytest.param(*case, marks=pytest.mark.full)
 
 
 def expected(way: Callable[..., nn.Module]) -> list[str]:
@@ -99,35 +90,6 @@ def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated, fullgraph, 
     train(compiled)
     assert compiles() == (0, 0, {}), "annotating, waking, silencing and removing compile nothing anew"
     session.activate(sink)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [whole, blocks_in_place, *(rarely(way) for way in WAYS[1:3]), rarely(blocks_wrapped)])
-def test_inductor(way, sink):
-    net = Net(2)
-    annotate_model(net)
-    compiled = way(net, backend="inductor")
-    train(compiled)
-    sink.lines.clear()
-    compiles()
-    train(compiled)
-    assert sink.lines[0] == "Net"
-    assert "Net backward" in sink.lines
-    assert ("  layers.1 backward" in sink.lines) == (way in BY_BLOCK)
-    assert compiles() == (0, 0, {})
-
-
-@pytest.mark.parametrize("way", BY_BLOCK)
-def test_reduce_overhead(way, sink):
-    net = Net(2)
-    annotate_model(net)
-    compiled = way(net, mode="reduce-overhead")
-    train(compiled)
-    compiles()
-    sink.lines.clear()
-    train(compiled)
-    assert sink.lines.count("  layers.1") == sink.lines.count("  layers.1 backward") == 1
-    assert compiles() == (0, 0, {})
 
 
 @pytest.mark.xfail(torch.__version__ < "2.5", reason="compiles each module anew", strict=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo as dynamo
 import torch._inductor.codegen.wrapper
-from compiled_models import Stack
+from compiled_models import Stack, blocks_in_place, whole, whole_in_place
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -37,21 +37,6 @@ class Block(nn.Module):
 class Net(Stack):
     def __init__(self, blocks: int = 2) -> None:
         super().__init__(nn.Linear(16, 16), (Block() for _ in range(blocks)))
-
-
-def whole(net: Net) -> nn.Module:
-    return torch.compile(net, fullgraph=True)
-
-
-def whole_in_place(net: Net) -> nn.Module:
-    net.compile()
-    return net
-
-
-def by_block(net: Net) -> nn.Module:
-    for block in net.layers:
-        block.compile(fullgraph=True)
-    return net
 
 
 if not hasattr(torch._inductor.codegen.wrapper, "SubgraphPythonWrapperCodegen"):
@@ -91,7 +76,7 @@ def test_the_layers_of_a_model_compiled_as_a_whole(way, sink):
 def test_the_parts_of_compiled_blocks_which_share_their_code(sink):
     net = Net(3)
     annotate_model(net, compiled_parts=True)
-    compiled = by_block(net)
+    compiled = blocks_in_place(net, fullgraph=True)
     train(compiled)
     sink.lines.clear()
     train(compiled)

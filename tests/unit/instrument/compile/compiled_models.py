@@ -1,7 +1,6 @@
 """Models to compile, and ways in which people compile them."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
@@ -15,17 +14,6 @@ LIMIT = 3
 """So often the compiler compiles one function anew in these tests, in place of eight times, before it gives up."""
 BLOCKS = LIMIT + 2
 """More blocks than that: one compilation too many for each block would be seen."""
-
-
-@contextmanager
-def fresh_compiler(limit: int = LIMIT) -> Iterator[None]:
-    """A compiler that has compiled nothing, and soon gives up to compile anew."""
-    name = "recompile_limit" if hasattr(dynamo.config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.6
-    dynamo.reset()
-    counters.clear()
-    with dynamo.config.patch({name: limit}):
-        yield
-    dynamo.reset()
 
 
 Compiles = tuple[int, int, dict[str, int]]
@@ -75,6 +63,11 @@ class Stack(nn.Module):
 
 def whole(net: nn.Module, **options) -> nn.Module:
     return torch.compile(net, **options)
+
+
+def whole_in_place(net: nn.Module, **options) -> nn.Module:
+    net.compile(**options)
+    return net
 
 
 def blocks_in_place(net: nn.Module, **options) -> nn.Module:
