@@ -22,14 +22,11 @@ from support.ranges.sink import Outline
 Program = list[list[Any]]
 
 
-class Boom(Exception):
-    """The error that programs raise."""
+class Boom(Exception): ...
 
 
 @dataclasses.dataclass
 class Output:
-    """Output of a layer that returns a dataclass."""
-
     hidden: torch.Tensor
     rest: tuple[Any, ...]
 

@@ -19,6 +19,7 @@ from nvprof_kit import (
     MemoryProfiler,
     annotate_model,
     annotate_optimizer,
+    count_flops,
     global_timer,
     record,
 )
@@ -41,6 +42,10 @@ def annotated(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContext
     stack.enter_context(annotate_model(model))
     stack.enter_context(annotate_optimizer(optimizer))
     return stack
+
+
+def counted(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
+    return count_flops(folder / "run.flops.json")
 
 
 def saved(one: Any) -> Any:
@@ -179,8 +184,8 @@ def no_file_grows_beyond(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def train(model: nn.Module) -> torch.Tensor:
-    optimizer = torch.optim.AdamW(model.parameters())
+def train(model: nn.Module, optimizer: Any = None) -> torch.Tensor:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
@@ -189,7 +194,15 @@ def train(model: nn.Module) -> torch.Tensor:
 
 def make() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.TransformerEncoderLayer(4, 2, 8))
+
+
+@pytest.mark.parametrize("profiling", [memory, layers, annotated, counted])
+def test_results_are_the_same_bit_for_bit(profiling, tmp_path):
+    expected, model = train(make()), make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with profiling(model, optimizer, tmp_path):
+        assert torch.equal(train(model, optimizer), expected)
 
 
 def test_timers_stop_with_a_warning_and_leave_what_they_wrote(tmp_path):
@@ -205,7 +218,7 @@ def test_timers_stop_with_a_warning_and_leave_what_they_wrote(tmp_path):
 
 
 def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path):
-    model, expected = make(), train(make())
+    expected, model = train(make()), make()
     profiler = MemoryProfiler(model, torch.optim.AdamW(model.parameters()), folder=tmp_path)
     with no_file_grows_beyond(2000), pytest.warns(UserWarning, match="the memory profile ends") as warned, profiler:
         assert torch.equal(train(model), expected)
@@ -217,8 +230,9 @@ def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path):
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
 def test_a_recording_that_cannot_be_written_is_a_warning(name, tmp_path):
+    (tmp_path / name).write_text("the last one")
     recording = record(tmp_path / name)
     with no_file_grows_beyond(500), pytest.warns(UserWarning, match=f"{name} is not written"), recording:
         train(make())
     assert not recording.written
-    assert list(tmp_path.iterdir()) == []
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "the last one")]

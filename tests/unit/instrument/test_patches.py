@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint as checkpoints
+from support.cli import execute
 from support.torch_release import needs_torch
 from torch import nn
 
@@ -27,10 +27,8 @@ CHECKPOINTS = ("torch.utils.checkpoint.CheckpointFunction", "forward")
 def changed_by(program: str) -> str:
     """What a program of its own process changes in PyTorch between its lines ``before = seen()`` and its last."""
     whole = f"from support.ranges.torch_seen import *\n{program}\nprint(changed(before))"
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    ended = subprocess.run([sys.executable, "-c", whole], env=environ, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return execute(sys.executable, "-c", whole, check=True, PYTHONPATH=path).stdout.strip()
 
 
 @pytest.mark.slow
@@ -156,14 +154,3 @@ def test_a_question_whether_it_is_there_is_no_import(module):
     importlib.reload(sys.modules[module.stem])
     assert first == second == [module.stem]
     assert len(sys.meta_path) == finders
-
-
-def test_an_import_that_fails_is_waited_for_again(module):
-    called = waiting(module.stem)
-    module.write_text("raise ImportError('not yet')\n")
-    with pytest.raises(ImportError, match="not yet"):
-        importlib.import_module(module.stem)
-    assert called == []
-    module.write_text("value = 'then it can be imported'\n")
-    importlib.invalidate_caches()
-    assert importlib.import_module(module.stem).value and called == [module.stem]

@@ -6,10 +6,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch import distributed as dist
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model, step
+from nvprof_kit._capture.recorder.record import Tool
 from nvprof_kit._instrument import ranks
+from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit.names import RankName, parse_groups
 
 IDS = ("NVPROF_KIT_RUN_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
@@ -47,7 +51,6 @@ def test_every_launcher(variables, name, monkeypatch):
 
 
 def test_annotate_model_and_steps_mark_once(sink, monkeypatch):
-    torch = pytest.importorskip("torch")
     launched(monkeypatch, RANK="3", WORLD_SIZE="8", NVPROF_KIT_RUN_ID="x")
     marks: list[session.Range] = []
     monkeypatch.setattr(sink, "mark", marks.append)
@@ -82,9 +85,6 @@ def test_a_rank_known_later_is_marked_then(sink, monkeypatch):
 
 
 def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch):
-    from nvprof_kit._capture.recorder.record import Tool
-    from nvprof_kit._instrument.loop.schedule import Window
-
     launched(monkeypatch, RANK="1", WORLD_SIZE="2")
     tool = Tool()
     for number in range(2):
@@ -92,12 +92,6 @@ def test_each_window_of_a_schedule_has_the_mark(sink, monkeypatch):
         tool.start(window)
         tool.stop(window)
     assert sink.lines == ["start window", "mark rank 1 of 2", "end window"] * 2
-
-
-torch = pytest.importorskip("torch")
-
-
-dist = torch.distributed
 
 
 @pytest.fixture
@@ -135,8 +129,6 @@ def test_groups_in_every_step_where_the_capture_may_begin_late(sink, alone, monk
 
 
 def test_a_program_that_creates_groups_in_every_step_is_listed_a_bounded_number_of_times(sink, monkeypatch):
-    from nvprof_kit._instrument import ranks
-
     count = [1]
 
     def counted() -> tuple[int, int]:

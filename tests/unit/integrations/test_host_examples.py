@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from nvprof_kit._toml import parse_toml
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 NEEDS = {
@@ -137,15 +139,7 @@ def test_an_example_is_short(path):
         assert len(lines) <= 25
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
-PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-
-
+PROJECT = parse_toml((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 POINTS = {group: next(iter(points.values())) for group, points in PROJECT["entry-points"].items()}
 
 

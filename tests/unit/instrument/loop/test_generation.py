@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_zoo import make
+from support.model_zoo import make
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -109,17 +109,17 @@ LOOPS: dict[str, tuple[Callable[[nn.Module], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_steps_are_inferred(name, outline):
+def test_steps_are_inferred(name, heard):
     run, steps = LOOPS[name]
     model = small()
     with annotate_model(model):
         run(model)
-    assert [line for line in outline.outline if "prefill" not in line] == steps
-    assert "Sequential" in outline.layers
+    assert [line for line in heard.outline if "prefill" not in line] == steps
+    assert "Sequential" in heard.layers
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_steps_are_around_the_phases_of_the_program(timed, outline, tmp_path):
+def test_steps_are_around_the_phases_of_the_program(timed, heard, tmp_path):
     stage: Callable[[str], Any] = type(global_timer)(tmp_path).stage if timed else phase
     model = small()
     optimizer = sgd(model)
@@ -133,21 +133,21 @@ def test_steps_are_around_the_phases_of_the_program(timed, outline, tmp_path):
                 optimizer.step()
     of_step = ["  pass", "    forward", "  backward", "  optimizer"]
     begun = ["pass", "  forward"]  # before the model's call, which begins the step, and ends the one before
-    assert outline.outline == [*begun, "step 0", *of_step, "  pass", "    forward", *begun, "step 1", *of_step]
+    assert heard.outline == [*begun, "step 0", *of_step, "  pass", "    forward", *begun, "step 1", *of_step]
 
 
-def test_two_models_of_a_loop_share_its_steps(outline):
+def test_two_models_of_a_loop_share_its_steps(heard):
     first, second = small(), small()
     with annotate_model(first), annotate_model(second):
         optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
         for _ in range(2):
             second(first(torch.ones(2, 4))).sum().backward()
             optimizer.step()
-    assert outline.outline == ["step 0", "step 1"]
+    assert heard.outline == ["step 0", "step 1"]
 
 
 @pytest.mark.parametrize("gone", ["removed", "steps=False", "collected"])
-def test_nothing_is_inferred_any_more(gone, outline):
+def test_nothing_is_inferred_any_more(gone, heard):
     model = small()
     annotation = annotate_model(model, steps=gone != "steps=False")
     if gone == "removed":
@@ -160,10 +160,10 @@ def test_nothing_is_inferred_any_more(gone, outline):
         model = small()
     train(model, sgd(model))
     annotation.remove()
-    assert outline.outline == []
+    assert heard.outline == []
 
 
-def test_a_loop_is_annotated_with_its_model(outline):
+def test_a_loop_is_annotated_with_its_model(heard):
     model = small()
     model.encode = model.forward
     optimizer = sgd(model)
@@ -172,9 +172,9 @@ def test_a_loop_is_annotated_with_its_model(outline):
         for batch in annotation.dataloader:
             model[0].forward(model(batch)).sum().backward()
             optimizer.step()
-    assert [line.strip() for line in outline.outline].count("optimizer") == 2
-    assert [line.strip() for line in outline.outline].count("data") >= 2
-    assert outline.layers.count("0") == 4
+    assert [line.strip() for line in heard.outline].count("optimizer") == 2
+    assert [line.strip() for line in heard.outline].count("data") >= 2
+    assert heard.layers.count("0") == 4
     for wrong in ({"methods": "nothing.forward"}, {"methods": "0.nothing"}, {"optimizer": object()}):
         with pytest.raises(UsageError):
             annotate_model(model, **wrong)

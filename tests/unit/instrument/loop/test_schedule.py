@@ -103,14 +103,6 @@ def test_what_a_sink_is_told():
     ]
 
 
-def test_an_exception_stops_the_window_and_passes():
-    log = Log()
-    with pytest.raises(RuntimeError, match="out of memory"), Windows(Schedule.between(0, 9), log) as windows:
-        windows.step()
-        raise RuntimeError("out of memory")
-    assert [what for what, _ in log.told] == ["start", "stop"]
-
-
 @pytest.mark.parametrize("asked", ["late", "3:", "5:5", "7:5", "1:2:3", "active=x", "active=0", "steps=3", "a=b=c"])
 def test_what_is_no_schedule_is_refused_in_one_line(asked):
     with pytest.raises(UsageError) as refused:

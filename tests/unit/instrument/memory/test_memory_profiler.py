@@ -3,15 +3,17 @@
 import csv
 import gc
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from model_zoo import transformer
+from played_allocator import Allocator
+from support.model_zoo import transformer
 from support.torch_release import EAGER, RELEASE, DTensor, Shard, fully_shard
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -140,25 +142,12 @@ def test_fsdp2(world, options):
 
 
 def test_checkpointing_keeps_inputs_only(options):
-    class Block(nn.Module):
-        def __init__(self, reentrant: bool | None) -> None:
-            super().__init__()
-            self.inner = mlp()
-            self.reentrant = reentrant
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.reentrant is None:
-                return self.inner(x)
-            return checkpoint(self.inner, x, use_reentrant=self.reentrant)
-
-    kept = []
-    for reentrant in (None, False, True):
-        model = Block(reentrant)
+    for reentrant in (False, True):
+        model = nn.Sequential(mlp())
+        model[0].forward = partial(checkpoint, model[0].forward, use_reentrant=reentrant)
         with MemoryProfiler(model, None, **options) as profiler:
-            x = torch.ones(N, 4, requires_grad=True)
-            model(x).square().mean().backward()
-        kept.append(profiler.points[1].sum_of("activation"))
-    assert kept == [N * 4 * 4 + N * 8 * 4, N * 4 * 4, N * 4 * 4]
+            model(torch.ones(N, 4, requires_grad=True)).square().mean().backward()
+        assert profiler.points[1].sum_of("activation") == N * 4 * 4
 
 
 def test_nothing_is_kept_alive(options):
@@ -184,15 +173,6 @@ def test_nothing_is_kept_alive(options):
     del model
     gc.collect()
     assert reference() is None
-
-
-def test_results_are_the_same_bit_for_bit(options):
-    plain, profiled = mlp(), mlp()
-    train(plain, torch.optim.AdamW(plain.parameters()), 3)
-    optimizer = torch.optim.AdamW(profiled.parameters())
-    with MemoryProfiler(profiled, optimizer, **options):
-        train(profiled, optimizer, 3)
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), profiled.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("compiled_before", [False, True])
@@ -304,9 +284,8 @@ def under_other_hooks(run: Callable[[], object]) -> None:
 
 
 def on_another_thread(run: Callable[[], object]) -> None:
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result()
 
 
 @pytest.mark.skipif(RELEASE < (2, 6), reason="needs PyTorch's function of innermost hooks")
@@ -461,32 +440,8 @@ def test_unknown_memory_is_told_by_its_size_and_adds_up(monkeypatch):
     assert sum(row.bytes for row in [*known[:1], *rows]) == counts.allocated
 
 
-class Memory:
-    """PyTorch's functions of the allocator's history, as far as they are used."""
-
-    def __init__(self) -> None:
-        self.label = ""
-        self.calls: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
-
-    def _set_memory_metadata(self, label: str) -> None:
-        self.label = label
-
-    def _record_memory_history(self, **options: Any) -> None:
-        self.calls.append(options)
-        if options.get("clear_history"):
-            self.events = []
-
-    def _snapshot(self) -> dict[str, Any]:
-        return {"device_traces": [[], self.events]}
-
-    def alloc(self, size: int) -> None:
-        self.events.append({"action": "alloc", "size": size, "user_metadata": self.label})
-        self.events.append({"action": "free_requested", "size": 10 * size, "user_metadata": self.label})
-
-
 def test_the_largest_allocation_of_each_call():
-    memory = Memory()
+    memory = Allocator()
     history = History(1, memory)
     boundaries = Boundaries(lambda: Counts(100, 100, 4096, 100), history)
     history.start()
@@ -507,8 +462,7 @@ def test_the_largest_allocation_of_each_call():
     boundaries.counts()
     assert [(b.layer, b.largest) for b in boundaries.seen] == [("model.a", 70), ("model", 70), ("model.a", 0)]
     history.stop()
-    assert memory.label == ""
-    assert memory.calls[-1] == {"enabled": None}
+    assert (memory.labels[-1], memory.recording[-1]) == ("", None)
     boundaries.entered(part)
     boundaries.left(part)
     boundaries.settle()

@@ -1,36 +1,17 @@
 """`memory_snapshot` with the allocator played by a stand-in: when it records, labels, writes and stops."""
 
 import pickle
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from played_allocator import Allocator
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import layer_range, memory_snapshot, phase, step
 from nvprof_kit._instrument.loop.annotate import annotate_model
 from nvprof_kit._instrument.memory import snapshot
 from nvprof_kit.errors import UsageError
-from nvprof_kit.names import Category
-
-
-class Allocator:
-    """Notes what is asked of `torch.cuda.memory`."""
-
-    def __init__(self) -> None:
-        self.labels: list[str] = []
-        self.recording: list[object] = []
-        self.observer = None
-
-    def _record_memory_history(self, enabled: str | None, **_options: object) -> None:
-        self.recording.append(enabled)
-
-    def _snapshot(self) -> dict[str, list[object]]:
-        return {"segments": [], "device_traces": []}
-
-    def _set_memory_metadata(self, label: str) -> None:
-        self.labels.append(label)
 
 
 @pytest.fixture
@@ -80,9 +61,8 @@ def test_a_thread_s_label_never_outlives_its_step(allocator, tmp_path):
     """PyTorch keeps a label for each thread: autograd's, between layers, must not bear the one of the step before."""
     with memory_snapshot(tmp_path / "run.pickle"), step(7), phase("backward"):
         before = len(allocator.labels)
-        autograd = threading.Thread(target=lambda: layer_range("layers.0").__enter__().__exit__(None, None, None))
-        autograd.start()
-        autograd.join()
+        with ThreadPoolExecutor(1) as autograd:
+            autograd.submit(layer_range("layers.0")(lambda: None)).result()
         assert allocator.labels[before:] == ["nvprof_kit:forward:layers.0;step=7", ""]
     stretches = pickle.loads((tmp_path / "run.pickle").read_bytes())["nvprof_kit_stretches"]
     assert [label for _, label in stretches] == [";step=7", "nvprof_kit:phase:backward;step=7", ";step=7", ""]
@@ -105,7 +85,7 @@ def test_written_when_memory_runs_out_and_when_the_program_raises(allocator, tmp
     assert [path.name for path in recorded.written] == ["run_oom.pickle", "run.pickle"]
     assert pickle.loads((tmp_path / "run_oom.pickle").read_bytes()) == {
         "segments": [],
-        "device_traces": [],
+        "device_traces": [[], []],
         "nvprof_kit_stretches": [],
     }
     allocator.observer(0, 1, 2, 3)  # nothing is recorded now: nothing happens
@@ -132,54 +112,12 @@ def test_where_there_is_no_history_it_warns_and_does_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-class Noting(session.Nvtx):
-    """Notes the marks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: list[tuple[str, int | None]] = []
-
-    def mark(self, range_: session.Range) -> None:
-        assert range_.category is Category.MEMORY
-        self.said.append((range_.text, range_.payload))
-
-
-def test_begin_end_and_a_peak_where_it_rises():
-    levels = [session.Level(*level) for level in ((10, 10), (20, 20), (30, 90), (15, 90))]
-    phase_range = session.Range("forward", Category.PHASE)
-    layer, inner = session.Range("layers.0", Category.FORWARD), session.Range("layers.0.mlp", Category.BACKWARD)
-    tool = Noting()
-    backend = session._with_memory(tool, lambda: levels.pop(0))
-    for range_ in (phase_range, layer, inner):
-        backend.open(range_, range_)
-    for range_ in (inner, layer, phase_range):
-        backend.close(range_)
-    assert tool.said == [
-        ("allocated at begin", 10),
-        ("allocated at begin", 20),
-        ("peak inside", 90),
-        ("allocated at end", 30),
-        ("peak inside", 90),
-        ("allocated at end", 15),
-    ]
-
-
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Iterator[session.Nvtx]:
-    backend = session.Nvtx()
-    monkeypatch.setattr(session, "_tool", backend)
-    session._switch(backend)
-    yield backend
-    session._switch(None)
-
-
-def test_the_attached_tool_is_told_from_then_on(tool):
-    session.add_memory_marks()
-    assert isinstance(session.backend, session.Watch)
-    assert session.backend.thread is tool.thread
-    assert session.backend is session._tool
-    session.add_memory_marks()
-    assert session.backend._before is tool, "each range has its marks once"
+def test_without_an_allocator_ranges_have_no_marks(sink):
+    session.activate(session._with_memory(sink, session.read_cuda))
+    with layer_range("layers.0"):
+        pass
+    session.activate(sink)
+    assert sink.lines == ["layers.0"]
 
 
 @pytest.mark.parametrize(("value", "kind"), [("1", session.Watch), ("0", session.Nvtx), ("", session.Nvtx)])

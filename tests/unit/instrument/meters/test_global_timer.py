@@ -10,8 +10,6 @@ import pytest
 from nvprof_kit import global_timer, open_timers
 
 GlobalTimer = type(global_timer)
-
-
 LINE = re.compile(
     r"\[RANK (\d+)\] (.+), start=(\d{10}\.\d{6}), end=(\d{10}\.\d{6}), "
     r"cpu_dur=(\d+\.\d{6})s, cuda_dur=(nan|\d+\.\d{3})ms"
@@ -100,25 +98,13 @@ def test_a_killed_rank_leaves_what_it_had(tmp_path):
     assert LINE.fullmatch((tmp_path / "time_log" / "timer_rank0.log").read_text().strip())
 
 
-def test_ranks_that_nobody_told_apart_have_logs_of_their_own(tmp_path):
-    program = (
-        "import sys\nfrom nvprof_kit import global_timer\n"
-        "with global_timer.stage('forward'): pass\nprint(global_timer.dump().name, flush=True)\nsys.stdin.readline()"
-    )
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", program],
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    names = sorted(str(process.stdout and process.stdout.readline().strip()) for process in running)
-    for process in running:
-        process.communicate("\n", timeout=60)
-    assert "timer_rank0.log" in names and len(set(names)) == 2
-    logs = open_timers(tmp_path / "time_log").logs
+def test_ranks_that_nobody_told_apart_have_logs_of_their_own(timer):
+    program = "from nvprof_kit import global_timer\nwith global_timer.stage('forward'): pass\nglobal_timer.dump()"
+    with timer.stage("forward"):
+        pass
+    ours = timer.dump()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=timer.folder.parent, check=True)
+    assert ours.name == "timer_rank0.log" and len(list(timer.folder.iterdir())) == 2
+    logs = open_timers(timer.folder).logs
     assert len(logs.stages) == 2
     assert len(logs.warnings) == 1 and "have the launcher set RANK" in logs.warnings[0]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from model_zoo import make
+from support.model_zoo import make
 from torch import nn
 
 from nvprof_kit._instrument.modules.blocks import Submodule, block_kinds, find_blocks
@@ -68,7 +68,6 @@ MODELS: list[tuple[str | Callable[[], nn.Module], str]] = [
     ("mixtral", "model.layers.0 model.layers.1"),
     ("flux", "transformer_blocks.0 transformer_blocks.1 single_transformer_blocks.0 single_transformer_blocks.1"),
     ("torch_encoder", "layers.0 layers.1 layers.2"),
-    ("conv_attention", "blocks.0 blocks.1"),
     ("two_kinds", "spatial.0 spatial.1 temporal.0 temporal.1"),
     # one block of a kind beside others
     (lambda: two_kinds(spatial=1, temporal=1), "spatial.0 temporal.0"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,8 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from model_zoo import ZOO, make
+from support.cli import execute
 from support.lane import examples
+from support.model_zoo import ZOO, make
 from support.ranges import programs
 
 import nvprof_kit
@@ -80,8 +80,7 @@ def test_nothing_is_left_behind():
         "import gc, json; from support.ranges import programs as p; gc.freeze(); "
         "print(json.dumps(p.leaks(p.EVERYTHING, 20)))"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True, env=env)
+    done = execute(sys.executable, "-c", run, check=True, PYTHONPATH=os.pathsep.join(sys.path))
     leaked = json.loads(done.stdout)
     assert leaked["objects"] < 10, leaked  # a leak of one object a run would be 20
     assert leaked["bytes"] < 4 << 20, leaked

@@ -63,39 +63,6 @@ def torch_encoder() -> Subject:
     return Subject(nn.TransformerEncoder(layer, 3), lambda model: model(inputs).square().mean())
 
 
-class ConvAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-        self.blocks = nn.ModuleList(ConvAttentionBlock() for _ in range(2))
-        self.head = nn.Linear(16, 4)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        hidden = self.stem(images)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.head(hidden.mean((2, 3)))
-
-
-class ConvAttentionBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(16, 16, 3, padding=1)
-        self.norm = nn.GroupNorm(4, 16)
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + torch.relu_(self.norm(self.conv(hidden)))
-        flat = hidden.flatten(2).transpose(1, 2)
-        mixed, _ = self.attention(flat, flat, flat)
-        return hidden + mixed.transpose(1, 2).reshape_as(hidden)
-
-
-def conv_attention() -> Subject:
-    images = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
-    return Subject(ConvAttention(), lambda model: model(images).square().mean())
-
-
 class ViewBlock(nn.Module):
     """Returns a view of what it made, on which its caller then works in place."""
 
@@ -235,7 +202,6 @@ ZOO: dict[str, Callable[[], Subject]] = {
     "mixtral": partial(transformer, "Mixtral", "ForCausalLM", num_key_value_heads=2, num_local_experts=4),
     "flux": flux,
     "torch_encoder": torch_encoder,
-    "conv_attention": conv_attention,
     "in_place": in_place,
     "dataclass_outputs": dataclass_outputs,
     "checkpoint_reentrant": partial(checkpointed, reentrant=True),
