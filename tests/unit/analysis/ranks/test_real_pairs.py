@@ -20,29 +20,9 @@ PAIRS = sorted({path.name.split(".rank")[0] for folder in FOLDERS for path in fo
 """All pairs of captures that the repository has."""
 
 FAULTS = {
-    "ddp-copy": (1, None, None, "copy"),
-    "ddp-gc": (0, "model.layers.2.self_attn", "forward", "garbage_collection"),
-    "ddp-host": (1, "model.layers.2.self_attn", "forward", "slow_host"),
-    "ddp-layer": (1, "model.layers.2.mlp", "forward", "more_work"),
-    "ddp-loader": (1, None, None, "data_loading"),
-    "ddp-optimizer": (0, None, "optimizer", "more_work"),
-    "ddp-rotating": (None, None, None, "rotating"),
-    "fsdp-backward": (0, "model.layers.1.mlp", "backward", "more_work"),
-    "fsdp-host": (1, "model.layers.2.self_attn", "forward", "slow_host"),
-    "fsdp-layer": (1, "model.layers.2.mlp", "forward", "more_work"),
-    "fsdp-loader": (1, None, None, "data_loading"),
-    "fsdp-none": (None, None, None, "none"),  # rank 0 is last in all-gathers asked for ahead, and costs nobody anything
-    "fsdp-rotating": (None, None, None, "rotating"),
-    "pipeline-first-stage": (0, "layers.0.mlp", "forward", "more_work"),
-    "pipeline-host": (1, "layers.3.self_attn", "forward", "slow_host"),
-    "pipeline-layer": (1, "layers.3.mlp", "forward", "more_work"),
-    "pipeline-loader": (1, None, None, "data_loading"),
-    "ranks-ddp-layer": (1, "model.layers.3.mlp", "forward", "more_work"),
-    "ranks-ddp-none": (0, None, None, "slow_host"),
-    "tensor-host": (1, "model.layers.2.self_attn", "forward", "slow_host"),
-    "tensor-layer": (1, "model.layers.2.mlp", "forward", "more_work"),
-    "tensor-loader": (1, None, None, "data_loading"),
-    "tensor-sleep": (0, "model.layers.3.mlp", "forward", "slow_host"),
+    job: (int(rank) if rank else None, layer or None, phase or None, cause)
+    for line in (RANKS / "planted.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    for job, rank, layer, phase, cause in [line.split("\t")]
 }
 """The rank, layer, phase and cause of what was planted; see tests/data/ranks/README.md."""
 
