@@ -87,11 +87,6 @@ def joined(folder, operators, options=ONE, **more):
     return nvprof_kit.open(capture).flops(file, peak=options)
 
 
-def with_bytes(folder: Path, operators: list[tuple[int, str, int, int]]) -> Path:
-    """A file of counts with memory traffic; operators are range, type of number, operations, bytes."""
-    return counts(folder / "run.flops.json", TRAINING, operators)
-
-
 def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path):
     capture = training(tmp_path / "run.sqlite", gpu="NVIDIA H200")  # 4.8e3 bytes a ns, 989.4e3 operations in bf16
     operators = [
@@ -102,7 +97,7 @@ def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path):
         (5, "", 0, 4800 * 45),  # the optimizer
         (3, "int32", 989_400, 4800),  # m.a recompute: of an unknown peak
     ]
-    rows = table(nvprof_kit.open(capture).flops(with_bytes(tmp_path, operators)))
+    rows = table(nvprof_kit.open(capture).flops(counts(tmp_path / "run.flops.json", TRAINING, operators)))
     limits = {key: (row["limit_ns"], row["of_limit"], row["bound"]) for key, row in rows.items()}
     assert limits["m.a", "forward"] == pytest.approx((2 * 84, 0.84, "compute"))
     assert limits["m", "forward"] == pytest.approx((2 * 99, 99 / 120, "compute"))  # with m.a
@@ -205,7 +200,9 @@ def test_diff_measures_the_change_of_work_at_the_efficiency_of_base(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         training(folder / "run.sqlite", steps=8, gpu="NVIDIA H200")
-        with_bytes(folder, [(1, "bf16", 989_400 * flops, 0), (4, "bf16", 989_400 * attention, 0)])
+        counts(
+            folder / "run.flops.json", TRAINING, [(1, "bf16", 989_400 * flops, 0), (4, "bf16", 989_400 * attention, 0)]
+        )
         sides.append(nvprof_kit.open(folder / "run.sqlite"))
     rows = sides[0].diff(sides[1]).rows.query("level == 'layer'").set_index(["layer", "phase"])
     # half more work in the same 100 ns: +50 of work, -50 of efficiency
@@ -487,7 +484,7 @@ def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path):
     # m.a takes 100 ns and m 120 of them: more than the peak
     shown = page.read_text()
     assert "25.0 %" in shown and "250.0 % (above the peak)" in shown and "208.3 % (above the peak)" in shown
-    with_bytes(tmp_path, [(1, "bf16", 989_400 * 10, 4800 * 40)])  # 40 ns of traffic of 100
+    counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 989_400 * 10, 4800 * 40)])  # 40 ns of traffic of 100
     assert CliRunner().invoke(group, ["report", str(capture), "-o", str(page)]).exit_code == 0
     assert ">of limit forward<" in page.read_text() and "40.0 %" in page.read_text()
     (tmp_path / "run.flops.json").write_text("{")
@@ -544,7 +541,7 @@ def test_what_is_nested_is_counted_once_wherever_it_lies(capture_of_paths, work,
 def test_fused_limit_is_the_traffic_of_the_layer_as_one_kernel(tmp_path):
     capture = training(tmp_path / "run.sqlite", gpu="NVIDIA H200")
     operators = [(1, "bf16", 989_400 * 30, 4800 * 20), (1, "", 0, 4800 * 50), (0, "", 0, 4800 * 15), (5, "", 0, 480)]
-    file = with_bytes(tmp_path, operators)
+    file = counts(tmp_path / "run.flops.json", TRAINING, operators)
     said = json.loads(file.read_text())
     for row, fused in zip(said["ranges"], [90, 40, 9, 9, 9, 1000], strict=True):
         row["fused_bytes"] = 4800 * fused
