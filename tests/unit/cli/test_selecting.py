@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.captures import timer_log
 from support.captures.nsys_file import NsysFile
 from support.data import DATA, unpacked
 
@@ -202,8 +203,7 @@ def test_metrics_timers_memory_and_plots_of_some_steps(capture, tmp_path):
     assert int(nvprof_kit.open(capture).plot(steps=StepOptions(first=2)).rows["start_ns"].min()) >= 200_000
     table("plot", capture, "--steps", "1:", "-o", str(tmp_path / "out.png"))
 
-    line = "[RANK 0] forward, start={0}.000000, end={0}.900000, cpu_dur=0.9s, cuda_dur={0}.0ms\n"
-    (tmp_path / "timer_rank0.log").write_text("".join(line.format(number) for number in range(100, 105)))
+    timer_log.write(tmp_path, 0, *(("forward", 1000 * number, 900, number) for number in range(100, 105)))
     (row,) = rows("timers", str(tmp_path), "--steps", "2:4")
     assert (row["calls"], row["cuda_mean_ns"]) == ("2", "102500000")  # 102 and 103 ms
     (row,) = rows("timers", str(tmp_path), "--steps", "+4:")

@@ -8,15 +8,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
+from support.cli import run
 from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
-from nvprof_kit._cli import group
 from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
 from nvprof_kit.errors import CaptureError, UsageError
 
@@ -464,32 +463,31 @@ def test_a_file_that_is_none_is_one_clear_line(tmp_path, content, says):
     assert "\n" not in str(error.value) and str(file) in str(error.value)
 
 
-def test_the_verb(tmp_path):
+def test_the_verb(tmp_path, capsys):
     capture = training(tmp_path / "run.sqlite")
     counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 150), (3, "bf16", 50), (4, "bf16", 80)])
-    shown = CliRunner().invoke(group, ["flops", str(capture), "--peak", "bf16=1e9"])
-    assert shown.exit_code == 0, shown.output
-    assert "150.0 % " in shown.stdout and "[1] above the peak" in shown.stdout and "HFU" in shown.stdout
-    assert "m.a " not in CliRunner().invoke(group, ["flops", str(capture), "--depth", "1"]).stdout
+    assert run("flops", capture, "--peak", "bf16=1e9") == 0
+    shown = capsys.readouterr().out
+    assert "150.0 % " in shown and "[1] above the peak" in shown and "HFU" in shown
+    assert run("flops", capture, "--depth", 1) == 0 and "m.a " not in capsys.readouterr().out
 
 
-def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path):
+def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path, capsys):
     capture, page = training(tmp_path / "run.sqlite", gpu="NVIDIA H200"), tmp_path / "page.html"
     for counted in (False, True):
         if counted:  # a step's 247,350,000 operations take 250 ns of 1000 at 989.4e12 a second
             counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 247_350_000)])
-        done = CliRunner().invoke(group, ["report", str(capture), "-o", str(page)])
-        assert done.exit_code == 0, done.output
+        assert run("report", capture, "-o", page) == 0
         assert (">MFU<" in page.read_text()) == counted == (">MFU forward<" in page.read_text())
     # m.a takes 100 ns and m 120 of them: more than the peak
     shown = page.read_text()
     assert "25.0 %" in shown and "250.0 % (above the peak)" in shown and "208.3 % (above the peak)" in shown
     counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 989_400 * 10, 4800 * 40)])  # 40 ns of traffic of 100
-    assert CliRunner().invoke(group, ["report", str(capture), "-o", str(page)]).exit_code == 0
+    assert run("report", capture, "-o", page) == 0
     assert ">of limit forward<" in page.read_text() and "40.0 %" in page.read_text()
     (tmp_path / "run.flops.json").write_text("{")
-    done = CliRunner().invoke(group, ["report", str(capture), "-o", str(page)])
-    assert done.exit_code == 0 and "the page has no MFU" in done.stderr and ">MFU<" not in page.read_text()
+    assert run("report", capture, "-o", page) == 0
+    assert "the page has no MFU" in capsys.readouterr().err and ">MFU<" not in page.read_text()
 
 
 PATHS = ("a", "a.b", "a.b.c", "a.d", "e")

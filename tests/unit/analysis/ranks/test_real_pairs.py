@@ -5,13 +5,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from support import data
 from support.brute_force.ranks import Pair, events, late, late_in_both, late_in_traces
+from support.cli import run
 from support.data import DATA
 
 from nvprof_kit import Job, RankTable, open_job
-from nvprof_kit._cli import group
 from nvprof_kit.errors import UsageError
 
 RANKS = DATA / "ranks"
@@ -124,9 +123,7 @@ def test_the_cost_is_what_the_program_wrote_down(unpacked):
 
 def test_the_json_contract(unpacked, tmp_path):
     file = tmp_path / "ranks.json"
-    captures = [str(unpacked / f"ranks-ddp-layer.rank{rank}.sqlite") for rank in (0, 1)]
-    done = CliRunner().invoke(group, ["ranks", *captures, "-o", str(file)])
-    assert done.exit_code == 0, done.output
+    assert run("ranks", *(unpacked / f"ranks-ddp-layer.rank{rank}.sqlite" for rank in (0, 1)), "-o", file) == 0
     said = json.loads(file.read_text())
     assert (said["schema"], said["version"]) == ("nvprof-kit/ranks", 1)
     assert set(said["verdict"]) == {"rank", "layer", "phase", "cause", "severity", "cost_ns_per_step", "sentence"}
