@@ -180,6 +180,32 @@ def two_kinds() -> Subject:
     return Subject(TwoKinds(), lambda model: model(torch.linspace(-1, 1, 128).reshape(4, 2, 16)).square().mean())
 
 
+class Net(nn.Module):
+    """A head with the embedding's weights, a part that is never called, blocks in any order, called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(2))
+        self.norm = nn.LayerNorm(4)
+        self.same = nn.Identity()
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, tokens: torch.Tensor, order: tuple[int, ...] = (0, 1)) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for index in order:
+            hidden = self.layers[index](src=hidden)
+        return self.head(self.same(self.norm(hidden)))
+
+    def encode(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layers[0].forward(self.embed(tokens))
+
+
+TOKENS = torch.arange(6).reshape(2, 3)
+
+
 ZOO: dict[str, Callable[[], Subject]] = {
     "llama": partial(transformer, "Llama", "ForCausalLM", num_hidden_layers=3, num_key_value_heads=2),
     # tied weights, dropout

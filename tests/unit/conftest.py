@@ -1,4 +1,4 @@
-"""An export of nsys that a test writes its events into, and backends that record ranges, in place of a tool."""
+"""An export that a test writes its events into, backends that record ranges, a process group without other ranks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,3 +21,15 @@ def sink() -> Iterator[Sink]:
 @pytest.fixture
 def heard() -> Iterator[Outline]:
     yield from listening(Outline())
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A process group of a rank and a size that has no other ranks."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    rank, size = request.param
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    yield
+    dist.destroy_process_group()

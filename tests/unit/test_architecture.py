@@ -71,7 +71,9 @@ def imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ["nvprof_kit", *here[: len(here) + 1 - node.level]] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [name if is_module(name := f"{module}.{alias.name}") else module for alias in node.names]
+            names = [module] if is_module(module) else []
+            names += [f"{module}.{alias.name}" for alias in node.names if is_module(f"{module}.{alias.name}")]
+            names = [name for name in names if name != module or len(names) == 1]
         else:
             continue
         ours = [name for name in names if name.split(".")[0] == "nvprof_kit"]

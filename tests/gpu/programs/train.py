@@ -63,7 +63,6 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--flops", metavar="FILE", help="count the operations of the first step into FILE")
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing of every block")
-    parser.add_argument("--plain", action="store_true", help="do not annotate")
     options = parser.parse_args()
     torch.manual_seed(0)
     model = MODELS[options.model](options.layers, options.width, options.vocabulary).to("cuda", torch.bfloat16)
@@ -71,9 +70,8 @@ def main() -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    if not options.plain:
-        nvprof_kit.annotate_model(model)
-        nvprof_kit.annotate_optimizer(optimizer)
+    nvprof_kit.annotate_model(model)
+    nvprof_kit.annotate_optimizer(optimizer)
     tokens = torch.randint(0, options.vocabulary, (options.batch, options.length + 1), device="cuda")
     for number in range(options.warm_up + options.steps):
         if number == options.warm_up:

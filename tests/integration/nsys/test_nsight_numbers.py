@@ -17,15 +17,11 @@ OLD_NAMES = {"cuda_gpu_kern_gb_sum": "gpukernsum", "nvtx_pushpop_sum": "nvtxppsu
 
 
 def summary(nsys: str, report: str, path: Path) -> list[dict[str, str]]:
-    """A report of `nsys stats`, a row each.
-
-    An export of the same second as its report counts as older there, hence the force.
-    """
+    """A report of `nsys stats`, a row each."""
     reports = execute(nsys, "stats", "--help-reports").stdout
     if report not in reports:
         report = OLD_NAMES[report]
-    force = ["--force-export=true"] if path.suffix == ".nsys-rep" else []
-    text = run_nsys(nsys, "stats", "-q", *force, "--report", report, "--format", "csv", path).stdout
+    text = run_nsys(nsys, "stats", "-q", "--report", report, "--format", "csv", path).stdout
     return list(csv.DictReader(io.StringIO(text[text.index("Time (%)") :])))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.captures.nsys_file import KERNEL_TABLE
-from test_nsys_ranges import profile, read
+from support.nsys import profile, read
 
 import nvprof_kit
 

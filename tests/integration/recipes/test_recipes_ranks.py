@@ -2,11 +2,11 @@
 
 import os
 import re
-import sqlite3
 from pathlib import Path
 
 import pytest
 from support.cli import executable, torchrun
+from support.nsys import read
 from support.recipes import VERBS, dry_run, python, ranges
 
 TRAIN = """
@@ -83,16 +83,6 @@ def reports(tmp_path: Path) -> dict[int, list[str]]:
     return found
 
 
-def marks(path: Path) -> list[tuple[str, int]]:
-    """Text and payload of the marks of our domain."""
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
-        return db.execute(
-            "SELECT coalesce(event.text, string.value), coalesce(event.int64Value, event.uint64Value, "
-            "event.int32Value, event.uint32Value) FROM NVTX_EVENTS event "
-            "LEFT JOIN StringIds string ON string.id = event.textId WHERE event.eventType = 34"
-        ).fetchall()
-
-
 @pytest.mark.slow
 @pytest.mark.nsys
 @pytest.mark.parametrize(("chosen", "words"), [({0, 2}, ("-r", "0,2")), ({0, 1, 2}, ("-r", "all", "--step", "1"))])
@@ -103,9 +93,9 @@ def test_a_common_id_in_names_and_captures(chosen, words, nsys, tmp_path):
     ids = set()
     for path in tmp_path.glob("run-*.sqlite"):
         rank = int(path.stem.split("-rank")[1].split("-")[0])
-        ((text, payload),) = marks(path)
-        start, run_id = text.split(" run ")
-        assert (start, payload) == (f"rank {rank} of 3", rank)
+        (mark,) = (event for event in read(path) if event.kind == 34)
+        start, run_id = mark.text.split(" run ")
+        assert (start, mark.payload) == (f"rank {rank} of 3", rank)
         assert path.name.startswith(f"run-{run_id}-{os.uname().nodename}-rank{rank}-")
         ids.add(run_id)
     assert len(ids) == 1

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from support.model_zoo import TOKENS, Net
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
@@ -28,29 +29,6 @@ def bare(sink) -> list[str]:
     return [line.strip() for line in sink.lines]
 
 
-class Tied(nn.Module):
-    """A head with the embedding's weights, one block used three times, chosen at run time and called by keyword."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(8, 4)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(2))
-        self.head = nn.Linear(4, 8, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: torch.Tensor, order: tuple[int, ...] = (1, 0, 1)) -> torch.Tensor:
-        hidden = self.embed(tokens)
-        for index in order:
-            hidden = self.layers[index](src=hidden)
-        return self.head(hidden)
-
-    def encode(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.layers[0].forward(self.embed(tokens))
-
-
-TOKENS = torch.arange(6).reshape(2, 3)
-
-
 @pytest.mark.parametrize("places", [1, 2])
 def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places, sink):
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
@@ -70,7 +48,7 @@ def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places, sink)
 
 
 def test_hooks_of_others_come_and_go_while_it_runs(sink):
-    model = Tied()
+    model = Net()
     handle = annotate_model(model, depth=1)
     theirs = []
 
@@ -89,18 +67,18 @@ def test_hooks_of_others_come_and_go_while_it_runs(sink):
     annotate_model(model, depth=1)
     sink.lines.clear()
     model(TOKENS).sum().backward()
-    assert sink.lines[:2] == ["Tied", "  embed"]
+    assert sink.lines[:2] == ["Net", "  embed"]
 
 
 def test_replicas_on_many_threads(sink):
-    model = Tied()
+    model = Net()
     annotate_model(model, depth=1)
     together = threading.Barrier(4)
 
     def run(replica: nn.Module) -> None:
         together.wait()
         for _ in range(5):
-            replica(TOKENS).sum().backward()
+            replica(TOKENS, order=(1, 0, 1)).sum().backward()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run, [model._replicate_for_data_parallel() for _ in range(4)]))
@@ -164,14 +142,14 @@ def test_nested_checkpoints(reentrant, early_stop, sink):
 
 
 def test_forward_called_by_hand(sink):
-    model = Tied()
-    with annotate_model(model, depth=1), instrument_method(model.layers[0]), instrument_method(Tied, "encode"):
+    model = Net()
+    with annotate_model(model, depth=1), instrument_method(model.layers[0]), instrument_method(Net, "encode"):
         model.encode(TOKENS).sum().backward()
-        assert sink.lines[:3] == ["Tied.encode", "  embed", "  layers.0"]
+        assert sink.lines[:3] == ["Net.encode", "  embed", "  layers.0"]
         assert "layers.0 backward" in bare(sink)
         sink.lines.clear()
-        model(TOKENS, order=(0, 1))
-        assert bare(sink) == ["Tied", "embed", "layers.0", "layers.1", "head"], "a call is ranged once"
+        model(TOKENS)
+        assert bare(sink) == ["Net", "embed", "layers.0", "layers.1", "norm", "same", "head"], "a call is ranged once"
         sink.lines.clear()
         model.layers[1].forward(model.embed(TOKENS))
         assert bare(sink) == ["embed"], "only the one instance"
@@ -181,18 +159,18 @@ def test_forward_called_by_hand(sink):
     sink.lines.clear()
     model.encode(TOKENS)
     assert sink.lines == []
-    assert Tied.encode.__qualname__ == "Tied.encode"
-    assert "__wrapped__" not in vars(Tied.encode)
+    assert Net.encode.__qualname__ == "Net.encode"
+    assert "__wrapped__" not in vars(Net.encode)
     assert "__wrapped__" not in vars(nn.TransformerEncoderLayer.forward)
 
 
 def test_an_inherited_method_and_what_is_none(sink):
-    class Child(Tied):
+    class Child(Net):
         pass
 
     child = Child()
     handle = instrument_method(child, "encode")
-    Tied().encode(TOKENS)
+    Net().encode(TOKENS)
     assert sink.lines == []
     child.encode(TOKENS)
     assert bare(sink) == ["Child.encode"]

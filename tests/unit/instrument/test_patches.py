@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,31 +125,16 @@ def test_an_annotation_that_fails_leaves_nothing(sink):
     assert patched() == before
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    path = tmp_path / "a_module_to_wait_for.py"
-    path.write_text("value = 1\n")
-    importlib.invalidate_caches()
-    before = list(sys.meta_path)
-    yield path
-    sys.meta_path[:] = before
-    sys.modules.pop(path.stem, None)
-
-
-def waiting(name: str) -> list[str]:
-    called: list[str] = []
-    sys.meta_path.insert(0, AfterImport(name, lambda found: called.append(found.__name__)))
-    return called
-
-
-def test_a_question_whether_it_is_there_is_no_import(module):
+def test_a_question_whether_it_is_there_is_no_import(tmp_path, monkeypatch):
     """As `datasets` and `transformers` ask for torch before anything imports it."""
-    finders = len(sys.meta_path)
-    first, second = waiting(module.stem), waiting(module.stem)
-    assert importlib.util.find_spec(module.stem) is not None
-    assert first == second == []
-    assert importlib.import_module(module.stem).value == 1
-    importlib.reload(sys.modules[module.stem])
-    assert first == second == [module.stem]
-    assert len(sys.meta_path) == finders
+    (tmp_path / "waited_for.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    called: list[str] = []
+    waiting = [AfterImport("waited_for", lambda module: called.append(module.__name__)) for _ in range(2)]
+    monkeypatch.setattr(sys, "meta_path", [*waiting, *sys.meta_path])
+    assert importlib.util.find_spec("waited_for") is not None and called == []
+    assert importlib.import_module("waited_for").value == 1
+    importlib.reload(sys.modules["waited_for"])
+    assert called == ["waited_for"] * 2
+    assert not {*waiting} & {*sys.meta_path}
+    del sys.modules["waited_for"]

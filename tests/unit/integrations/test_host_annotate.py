@@ -27,39 +27,19 @@ def told(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("nvprof-kit annotate:")]
 
 
-@pytest.mark.parametrize("steps", [3, 1])
-def test_a_step_is_counted_without_a_line(tmp_path, steps):
-    counts = tmp_path / "run.flops.json"
-    program = PROGRAM.replace("counting(8, 17)", f"counting({4 * steps}, 17)")
-    done = run("-c", program, NVPROF_KIT="on", NVPROF_KIT_COUNT=str(counts))
-    assert done.returncode == 0, done.stderr
-    if steps == 1:
-        assert not counts.exists()
-        return
-    said = json.loads(counts.read_text())
-    assert said["steps"] == 1 and said["unknown"] == []
-    places = [(row["layer"], row["phase"]) for row in said["ranges"]]
-    assert ("layers.0", "forward") in places and ("layers.0", "backward") in places
-    assert ("(none)", "optimizer") in places
-    products = sum(row["flops"] for row in said["operators"] if places[row["range"]][1] == "forward")
-    with nvprof_kit.count_flops(tmp_path / "own.flops.json"):
-        import torch
-
-        sys.path.append(str(ROOT / "examples"))
-        from tiny_transformer import TinyTransformer
-
-        TinyTransformer(width=64, layers=2)(torch.zeros(4, 16, dtype=torch.long))
-    own = json.loads((tmp_path / "own.flops.json").read_text())
-    assert products == sum(row["flops"] for row in own["operators"])
-
-
 @pytest.mark.parametrize("schedule", ["", "0:1", "3:5"])
 def test_record_counts_a_step_before_inside_or_after_the_recorded_ones(tmp_path, schedule):
     trace, program = tmp_path / "run.json.gz", PROGRAM.replace("counting(8, 17)", "counting(24, 17)")
     options = ["--count", "--annotate", *(["--schedule", schedule] if schedule else [])]
     done = run("-m", "nvprof_kit", "record", *options, "-o", str(trace), "--", sys.executable, "-c", program)
     assert done.returncode == 0 and "nothing was counted" not in done.stderr, done.stderr
-    assert json.loads((tmp_path / "run.flops.json").read_text())["steps"] == 1
+    said = json.loads((tmp_path / "run.flops.json").read_text())
+    assert said["steps"] == 1 and said["unknown"] == []
+    places = [(row["layer"], row["phase"]) for row in said["ranges"]]
+    assert {("layers.0", "forward"), ("layers.0", "backward"), ("(none)", "optimizer")} <= {*places}
+    products = sum(row["flops"] for row in said["operators"] if places[row["range"]][1] == "forward")
+    width, tokens = 64, 4 * 16  # of each of 2 layers 4 + 3 * 4 weights of 64 x 64 and two products of 16 x 16; a head
+    assert products == 2 * tokens * (2 * 16 * width * width + 2 * 2 * 16 * width + 512 * width)
     rows = nvprof_kit.open(trace).flops(peak={"fp32": 1e12}).rows.set_index(["layer", "phase"])
     assert rows.loc[("layers.1.mlp", "backward"), "flops"] > 0
 

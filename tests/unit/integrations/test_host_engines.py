@@ -113,24 +113,6 @@ def test_sglang_steps(heard):
     assert heard.under("capture")[0] == "graph4.Model"
 
 
-def test_megatron_bridge(heard):
-    model = Model()
-    context = SimpleNamespace(model=[model], state=SimpleNamespace(train_state=SimpleNamespace(step=7)))
-    callback = megatron.LayerCallback()
-    callback.on_train_start(context)
-    for _ in range(2):
-        callback.on_train_step_start(context)
-        model(torch.randn(2, 4)).sum().backward()
-        callback.on_train_step_end(context)
-    callback.on_eval_start(context)
-    with torch.no_grad():
-        model.eval()(torch.randn(2, 4))
-    callback.on_eval_end(context)
-    callback.on_train_end(context)
-    step = ["  forward", "  backward"]
-    assert heard.outline == ["step 7", *step, "step 8", *step, "eval"]
-
-
 def test_megatron_lm(heard, monkeypatch):
     model = Model()
     training = ModuleType(megatron.TRAINING)
@@ -278,19 +260,34 @@ def test_sglangs_own_registry_takes_the_hooks(heard, monkeypatch):
     assert heard.outline == ["step 0", "  decode"]
 
 
-def test_megatron_bridges_own_manager_calls_the_callback(heard):
-    bridge = executed("megatron.bridge", "training/callbacks.py")
+class CallbackManager:
+    """As Megatron Bridge's."""
+
+    def add(self, callbacks: list[Any]) -> None:
+        (self.callback,) = callbacks
+
+    def fire(self, event: str, context: Any) -> None:
+        getattr(self.callback, event, print)(context)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_megatron_bridges_manager_calls_the_callback(own, heard):
+    bridge: Any = SimpleNamespace(CallbackManager=CallbackManager, CallbackContext=SimpleNamespace)
+    bridge = executed("megatron.bridge", "training/callbacks.py") if own else bridge
     model = Model()
     manager = bridge.CallbackManager()
     manager.add([megatron.LayerCallback()])
-    context: Any = bridge.CallbackContext(state=SimpleNamespace(train_state=SimpleNamespace(step=3)), model=[model])
-    for event in ("on_train_start", "on_train_step_start"):
-        manager.fire(event, context)
-    model(torch.randn(2, 4)).sum().backward()
-    for event in ("on_train_step_end", "on_eval_start", "on_eval_step_start"):
+    context = bridge.CallbackContext(state=SimpleNamespace(train_state=SimpleNamespace(step=3)), model=[model])
+    manager.fire("on_train_start", context)
+    for _ in range(2):
+        manager.fire("on_train_step_start", context)
+        model(torch.randn(2, 4)).sum().backward()
+        manager.fire("on_train_step_end", context)
+    for event in ("on_eval_start", "on_eval_step_start"):
         manager.fire(event, context)
     with torch.no_grad():
         model.eval()(torch.randn(2, 4))
     for event in ("on_eval_step_end", "on_eval_end", "on_test_start", "on_test_end", "on_train_end"):
         manager.fire(event, context)
-    assert heard.outline == ["step 3", "  forward", "  backward", "eval", "eval"]
+    step = ["  forward", "  backward"]
+    assert heard.outline == ["step 3", *step, "step 4", *step, "eval", "eval"]

@@ -26,12 +26,11 @@ def begun(model: nn.Module, **options: object) -> HostLoop:
     return loop
 
 
-def train(model: nn.Module, loop: HostLoop, steps: int = 1, accumulation: int = 1, told: bool = True) -> None:
+def train(model: nn.Module, loop: HostLoop, steps: int = 1, told: bool = True) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = iter(DataLoader(torch.randn(steps * accumulation * 2, 4), batch_size=2))
+    loader = iter(DataLoader(torch.randn(steps * 2, 4), batch_size=2))
     for _ in range(steps):
-        for _ in range(accumulation):
-            model(next(loader)).sum().backward()
+        model(next(loader)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         if told:

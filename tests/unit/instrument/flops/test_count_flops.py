@@ -16,6 +16,7 @@ import torch
 from support.model_zoo import transformer
 from support.torch_release import DTensor, Shard, ones
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
@@ -314,17 +315,11 @@ def test_each_rank_has_its_file(tmp_path, monkeypatch):
     assert json.loads(counting.written.read_text())["rank"] == 3
 
 
-def test_the_shards_of_a_distributed_tensor_are_counted_not_its_whole(tmp_path):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-    try:
-        mesh = init_device_mesh("cpu", (4,))
-        whole = DTensor.from_local(torch.ones(4, 8), mesh, [Shard(0)])  # 16 x 8, a quarter here
-        said = counted(tmp_path, lambda: whole @ ones(8, 2, device_mesh=mesh))
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.parametrize("world", [(0, 4)], indirect=True)
+def test_the_shards_of_a_distributed_tensor_are_counted_not_its_whole(world, tmp_path):
+    mesh = init_device_mesh("cpu", (4,))
+    whole = DTensor.from_local(torch.ones(4, 8), mesh, [Shard(0)])  # 16 x 8, a quarter here
+    said = counted(tmp_path, lambda: whole @ ones(8, 2, device_mesh=mesh))
     assert sum(own(said).values()) == 2 * 4 * 8 * 2
 
 

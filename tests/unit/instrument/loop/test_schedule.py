@@ -128,10 +128,6 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         (True, ON),
         (" ON ", ON),
         ("1", ON),
-        ("4:10", Schedule.between(4, 10)),
-        ((4, 10), Schedule.between(4, 10)),
-        ("early", Schedule(warmup=1, active=5)),
-        (Schedule(active=2), Schedule(active=2)),
     ],
 )
 def test_what_is_taken_for_a_switch(asked, meant):

@@ -4,7 +4,7 @@ import csv
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -97,18 +97,6 @@ def test_tied_weights_and_views_count_once(options):
     rows = [(row.path, row.bytes) for row in begin(model, **options).rows]
     indices_and_values = [("sparse", 2 * 3 * 8), ("sparse", 3 * 4)]
     assert sorted(rows) == [("embed.weight", 160), ("first", 240), ("second", 160), *sorted(indices_and_values)]
-
-
-@pytest.fixture
-def world(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A process group of a rank and a size that has no other ranks."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    rank, size = request.param
-    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("world", [(5, 8)], indirect=True)

@@ -116,7 +116,6 @@ def test_without_an_allocator_ranges_have_no_marks(sink):
     session.activate(session._with_memory(sink, session.read_cuda))
     with layer_range("layers.0"):
         pass
-    session.activate(sink)
     assert sink.lines == ["layers.0"]
 
 

@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 import torch
-from support.model_zoo import make
+from support.model_zoo import TOKENS, Net, make
 from torch import nn
 
 import nvprof_kit._instrument.session as session
@@ -16,26 +16,6 @@ def ranged(model: nn.Module) -> int:
     """How many modules have a call with something around it; none of them has a hook."""
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     return sum("_compiled_call_impl" in vars(module) for module in model.modules())
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(8, 4)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 1, 8) for _ in range(2))
-        self.norm = nn.LayerNorm(4)
-        self.same = nn.Identity()
-        self.head = nn.Linear(4, 8)
-        self.unused = nn.Linear(4, 4)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embed(tokens)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.head(self.same(self.norm(hidden)))
-
-
-TOKENS = torch.arange(6).reshape(2, 3)
 
 
 def test_default_selection():

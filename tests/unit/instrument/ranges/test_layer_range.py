@@ -280,9 +280,6 @@ def test_an_idle_call_enters_the_function_and_its_wrapper_alone(annotated_before
     session.deactivate()
     block = Block()
     function = layer_range(lambda x, y=1: x)
-    try:
-        bare = calls(lambda: block.bare(1, scale=2.0))
-        assert calls(lambda: block.decorated(1, scale=2.0)) <= bare + 1
-        assert calls(lambda: function(1)) <= bare + 1
-    finally:
-        session.activate(sink)
+    bare = calls(lambda: block.bare(1, scale=2.0))
+    assert calls(lambda: block.decorated(1, scale=2.0)) <= bare + 1
+    assert calls(lambda: function(1)) <= bare + 1
