@@ -30,6 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.brute_force.advise_truth import Judged, by_rule, made_up, real
+from support.data import DATA, ROOT
 
 import nvprof_kit
 
@@ -127,103 +128,12 @@ def planted(folders: list[Path]) -> list[str]:
     return [re.sub(r" ?\| ?", "|", line) for line in lines]  # for the docs' count of words
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "advise.md"
+PAGE = ROOT / "docs" / "advise.md"
 BEGIN, END = "<!-- begin of the planted faults -->", "<!-- end of the planted faults -->"
 PLANTED = {
-    "pageable-input": ("copies", "data|other"),
-    "python-in-layer": ("slow-host-layer", r"layers\.2\.mlp"),
-    "grad-norms": ("sync", r"\(none\)"),
-    "item-in-layers": ("sync", r"layers\.\d+\.mlp"),
-    "logits-to-host": ("sync copies", r"\(none\)"),
-    "copies-in-layer": ("outlier-layer", r"layers\.4"),
-    "load-batch": ("dataloader", "data"),
-    "tokenize": ("dataloader", "data"),
-    "eager-attention": ("unfused-attention", "self_attn"),
-    "fp32-layer": ("fp32-gemms outlier-layer", r"layers\.3\.mlp"),
-    "optimizer-loop": ("optimizer-loop", "optimizer"),
-    "empty-cache": ("allocation", ""),
-    "small-kernels": ("slow-host-layer", r"layers\.5\.mlp"),
-    "all-logits": ("logits", r"\(none\)|lm_head"),
-    "offload": ("copies", r"layers\.\d+\.mlp"),
-    # written before any capture of them was there
-    "rope64": ("double-precision unfused-chains", "att|rotary"),
-    "math-attention": ("unfused-attention outlier-layer", r"\.2\..*att"),
-    "host-mask": ("copies sync launch host-busy", r"\(none\)|^ *$"),
-    "sync-per-layer": ("sync", r"\.\d+\b"),
-    "expert-loop": ("sync launch small-kernels", "mlp|expert"),
-    "router-tolist": ("sync", "mlp|gate|expert|router"),
-    "expert-offload": ("copies", r"\.4\b"),
-    "repetition-penalty": ("sync launch small-kernels", r"\(none\)|head"),
-    "host-sampling": ("copies sync", r"\(none\)"),
-    "detokenize": ("copies sync launch dataloader host-busy", r"\(none\)"),
-    "eager-shape": ("launch unstable-step small-kernels", ""),
-    "fp32-head": ("fp32-gemms unfused-chains", r"\(none\)|output|head"),
-    "cat-cache": ("unfused-chains copies", "att"),
-    "dequant": ("outlier-layer unfused-chains", r"\.1\..*(feed_forward|mlp)"),
-    "kv-swap": ("copies", r"\(none\)"),
-    "blocking-send": ("launch sync host-busy", r"\(none\)"),
-    "clip-per-tensor": ("optimizer-loop small-kernels launch", r"\(none\)|optimizer"),
-    "loader": ("dataloader launch host-busy", r"\(none\)|data"),
-    "metrics": ("copies sync", r"\(none\)"),
-    "anomaly": ("sync", "backward"),
-    "entropy-log": ("logits unfused-chains", r"\(none\)|head"),
-    "host-dropout": ("copies slow-host-layer sync", r"\.3\..*mlp"),
-    "ema-host": ("copies sync", r"\(none\)"),
-    "item-branch": ("sync", r"\.\d+\b"),
-    "eager-activation": ("outlier-layer unfused-chains", r"\.2\b"),
-    "merge-each-forward": ("unfused-chains outlier-layer", "proj|mlp|att"),
-    "gc": ("gc launch host-busy", r"\(none\)"),
-    "save-on-cpu": ("copies", r"\.2\b"),
-    "bincount": ("sync", "mlp|gate|expert|router"),
-    "double": ("recompute", "mlp"),
-    "activation-stats": ("unfused-chains small-kernels", r"\.\d+\b"),
-    # the third set, likewise
-    "mask-all": ("sync", r"\.\d+\b"),
-    "param-ema": ("launch small-kernels unfused-chains", r"\(none\)"),
-    "host-normalize": ("copies host-busy sync launch dataloader", r"\(none\)"),
-    "checkpoint-half": ("recompute", r"\.[4-7]\b"),
-    "timers": ("sync", r"\.\d+\b|\(none\)"),
-    "fsync-log": ("host-busy sync", r"\(none\)"),
-    "manual-attention": ("unfused-attention", "att"),
-    "norm-fp32": ("unfused-chains", r"\.\d+\b"),
-    "pinned-weights": ("copies", r"\.3\b"),
-    "stop-check": ("copies sync launch host-busy", r"\(none\)"),
-    "fp32-block": ("fp32-gemms outlier-layer", r"\.5\b"),
-    # the fourth set, likewise
-    "nan-guard": ("sync slow-host-layer", r"\.5\b"),
-    "fp32-attn": ("fp32-gemms", "att"),
-    "bias-mask": ("unfused-chains unfused-attention tensor-copies", "att"),
-    "length-loop": ("sync copies launch small-kernels", r"\(none\)"),
-    "embed-to-host": ("copies sync launch", r"\(none\)"),
-    "python-layer": ("slow-host-layer", r"\.7\b"),
-    "mask-per-layer": ("unfused-chains small-kernels unfused-attention", "att"),
-    "list-inputs": ("copies sync", r"\(none\)"),
-    "kv-repeat": ("tensor-copies unfused-chains", "att"),
-    "act-hand": ("unfused-chains", "mlp|feed_forward"),
-    "fp32-mlp": ("fp32-gemms outlier-layer", r"\.4\b"),
-    "slot-mapping": ("host-busy copies launch dataloader", r"\(none\)"),
-    "chunk-logits": ("logits", r"\(none\)|head"),
-    "relbias": ("unfused-chains small-kernels unfused-attention", "att"),
-    "cache-reorder": ("tensor-copies unfused-chains launch copies", r"\(none\)"),
-    "nchw": ("unfused-chains tensor-copies", "stem|conv"),
-    "fp32-stem": ("fp32-gemms outlier-layer", "stem"),
-    "capacity-item": ("sync", "mlp|moe|expert"),
-    "label-smooth": ("unfused-chains logits", r"\(none\)|head"),
-    "mask-float": ("unfused-chains unfused-attention tensor-copies", "att"),
-    "nan-grads": ("sync copies launch small-kernels unfused-chains", r"\(none\)"),
-    "lion-loop": ("optimizer-loop unfused-chains launch small-kernels", r"\(none\)|optimizer"),
-    "loss-item": ("sync copies", r"\(none\)"),
-    "param-norm-log": ("sync copies launch small-kernels", r"\(none\)"),
-    "collate": ("host-busy dataloader launch copies", r"\(none\)|data"),
-    "eager-norm": ("unfused-chains", "norm"),
-    "adapter-fp32": ("fp32-gemms unfused-chains", r"proj|att|qkv|\.[ab]\b"),
-    "contiguous": ("tensor-copies unfused-chains", "att"),
-    "route-python": ("slow-host-layer sync copies", r"\.3\b"),
-    "fp32-experts": ("fp32-gemms outlier-layer", r"\.2\b"),
-    "feature-input": ("copies", r"\(none\)"),
-    "ckpt-all": ("recompute", r"\.\d+\b"),
-    "noise-host": ("copies host-busy", r"\(none\)"),
-    "timestep-python": ("copies host-busy sync launch", r"\(none\)"),
+    fault: (rules, place)
+    for line in (DATA / "faults" / "planted.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    for _, fault, rules, place in [line.split("\t")]
 }
 """The rules, one of which knows a planted fault, and a pattern of its layer and phase."""
 

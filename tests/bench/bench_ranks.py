@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.bench_reading import amplify, of_repository, used
 from support.captures.synthetic_job import MS, Fault, SyntheticJob, misjudged, odd_job, random_job, write_maps
 
 DATA = Path(__file__).parents[1] / "data"
@@ -64,41 +63,17 @@ def main() -> None:
     random_jobs(options.odd_jobs, options.seed, odd_job)
 
 
-def run(code: str, *words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], env=environment, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
-def processor_seconds() -> float:
-    """Of the processes that were run: on a busy machine it says more than the time that passed."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def mapping(capture: str, copies: int) -> None:
     """The map of a capture beside its table of layers, each in a process of its own, medians of three."""
-    from bench_reading import amplify
-
     with tempfile.TemporaryDirectory() as folder:
         large = Path(folder) / "run.rank0.sqlite"
         rows = amplify(DATA / f"{capture}.sqlite.xz", large, copies)
-        commands = {
-            "layers": ["layers", str(large), "--format", "csv"],
-            "ranks map": ["ranks", "map", str(large), "-o"],
-        }
-        seen: dict[str, list[float]] = {name: [] for name in commands}
-        spent: dict[str, list[float]] = {name: [] for name in commands}
-        for turn in range(3):
-            for name, words in commands.items():
-                where = [str(Path(folder) / f"maps{turn}")] if name == "ranks map" else []
-                began, busy = time.perf_counter(), processor_seconds()
-                run("import sys; from nvprof_kit._cli import main; main(sys.argv[1:])", *words, *where)
-                seen[name].append(time.perf_counter() - began)
-                spent[name].append(processor_seconds() - busy)
-    for what, of in (("elapsed", seen), ("of processor", spent)):
-        one, other = (sorted(times)[1] for times in of.values())
+        verb = [sys.executable, "-m", "nvprof_kit"]
+        layers = [used([*verb, "layers", str(large), "--format", "csv"], of_repository()) for _ in range(3)]
+        targets = [str(Path(folder) / f"maps{turn}") for turn in range(3)]
+        maps = [used([*verb, "ranks", "map", str(large), "-o", target], of_repository()) for target in targets]
+    for place, what in enumerate(("elapsed", "of processor")):  # what else the machine does changes the first more
+        one, other = (sorted(run[place] for run in runs)[1] for runs in (layers, maps))
         print(
             f"{capture} x {copies}, {sum(rows.values()):,} rows, {what}: "
             f"layers {one:.2f} s, map {other:.2f} s, {other / one:.2f} times",
@@ -112,7 +87,7 @@ def compare(ranks: int, ranks_per_file: int, folder: Path) -> float:
         fault = Fault("slow_layer", ranks // 3, 5)
         job = SyntheticJob(ranks // 8, 8, 10, 500, 24, fault, seed=1, work_ns=0.2 * MS)
         write_maps(job, folder, ranks_per_file, os.cpu_count() or 1)
-    said = run(COMPARE, str(folder))
+    said = subprocess.check_output([sys.executable, "-c", COMPARE, str(folder)], env=of_repository(), text=True).strip()
     print(f"{ranks:,} ranks x 10 steps x 500 collectives, {ranks_per_file} a file: {said}", flush=True)
     return float(said.split()[0])
 

@@ -8,16 +8,14 @@ so many kernels instead, with ranges and without.
 from __future__ import annotations
 
 import argparse
-import os
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
-from bench.bench_reading import amplify  # noqa: E402
+from bench.bench_reading import amplify, of_repository, used  # noqa: E402
 from support.data import DATA  # noqa: E402
 from support.structure_truth import KEPT_APART, LOOKED_AT, compare  # noqa: E402
 
@@ -40,10 +38,7 @@ def _time_layers(kernels: int) -> None:
         counts = amplify(packed, capture, -(-kernels // amplify(packed, capture, 1)[table]))
         seconds = []
         for _ in range(2):
-            before = os.times()
-            subprocess.run([*command, str(capture)], check=True, stdout=subprocess.DEVNULL, cwd=TESTS.parent)
-            after = os.times()
-            seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+            seconds.append(used([*command, str(capture)], of_repository())[1])
             with sqlite3.connect(capture) as db:
                 db.execute("DROP TABLE IF EXISTS NVTX_EVENTS")
         annotated, bare = seconds

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from support.captures import timer_log
 from support.data import DATA, ROOT
 
 PROGRAMS = re.compile(
@@ -59,8 +60,6 @@ INSTEAD = {
 
 RULES = {"mine.toml": "kernel-classes.md"}
 """Rules that a page shows, and commands name."""
-
-_STAGE = "[RANK {}] {}, start={:.6f}, end={:.6f}, cpu_dur=0.800000s, cuda_dur=900.000ms\n"
 
 WORDS = {
     " /shared/maps": " maps",
@@ -158,8 +157,8 @@ def lay_out(folder: Path) -> None:
         (folder / name).write_text(block[1], encoding="utf-8")
     (folder / "time_log").mkdir()
     for rank in range(2):
-        lines = (_STAGE.format(rank, stage, 2 * step, 2 * step + 1 + rank / 9) for step in range(4) for stage in "ab")
-        (folder / "time_log" / f"timer_rank{rank}.log").write_text("".join(lines), encoding="utf-8")
+        starts = [(stage, 2000 * step) for step in range(4) for stage in "ab"]
+        timer_log.write(folder / "time_log", rank, *((name, at, 1000 + 1000 * rank / 9, 900) for name, at in starts))
     for one in DATA.iterdir():
         if not (folder / one.name).exists():
             (folder / one.name).symlink_to(one)

@@ -14,7 +14,6 @@ from support.data import ROOT
 from support.golden import with_columns_of
 
 import nvprof_kit
-from nvprof_kit import Finding
 from nvprof_kit._cli import group
 
 PROGRAM = """
@@ -182,13 +181,6 @@ def test_the_python_in_the_readme_that_reads_a_capture_runs(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     assert {path.suffix for path in tmp_path.iterdir()} >= {".sqlite", ".csv", ".png", ".html"}
-
-
-def test_a_rule_or_severity_without_a_name_is_refused():
-    assert Finding("kernels", "kernels", "", severity="error").rule == "kernels"
-    for rule, severity in (("guess", "error"), ("kernels", "dire")):
-        with pytest.raises(ValueError, match=f"no rule '{rule}' of severity '{severity}'"):
-            Finding(rule, "A guess", "", severity=severity)
 
 
 EXPECTED = 'layer,gpu_self_ns\n"a, b",1\n(none),2\n'

@@ -71,9 +71,7 @@ def imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ["nvprof_kit", *here[: len(here) + 1 - node.level]] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            names = [module] if is_module(module) else []
-            names += [f"{module}.{alias.name}" for alias in node.names if is_module(f"{module}.{alias.name}")]
-            names = [name for name in names if name != module or len(names) == 1]
+            names = [name if is_module(name := f"{module}.{alias.name}") else module for alias in node.names]
         else:
             continue
         ours = [name for name in names if name.split(".")[0] == "nvprof_kit"]

@@ -1,10 +1,10 @@
 """Converts an nsys capture to a PyTorch trace, for tools that read only those."""
 
-import gzip
-import json
 import sqlite3
 from pathlib import Path
-from typing import Any
+
+from support.captures import kineto_file
+from support.captures.kineto_file import event
 
 _TABLES = {"KERNEL": "kernel", "MEMCPY": "gpu_memcpy", "MEMSET": "gpu_memset"}
 _COPIES = {
@@ -19,11 +19,12 @@ def write(capture: Path, target: Path, rank: int = 0) -> None:
     db = sqlite3.connect(f"file:{capture}?mode=ro", uri=True)
     names = dict(db.execute("SELECT id, value FROM StringIds"))
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-    events: list[dict[str, Any]] = []
+    events = []
     for start, end, tid, correlation, name in db.execute(
         'SELECT start, "end", globalTid & 0xFFFFFF, correlationId, nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME'
     ):
-        events.append(_event("cuda_runtime", names[name].partition("_v")[0], start, end, 1, tid, correlation))
+        times = start / 1000, (end - start) / 1000
+        events.append(event("cuda_runtime", names[name].partition("_v")[0], *times, tid=tid, correlation=correlation))
     for table, category in _TABLES.items():
         if f"CUPTI_ACTIVITY_KIND_{table}" not in tables:
             continue
@@ -32,22 +33,6 @@ def write(capture: Path, target: Path, rank: int = 0) -> None:
             f'SELECT start, "end", deviceId, streamId, correlationId, {label} FROM CUPTI_ACTIVITY_KIND_{table}'
         ):
             text = names[name] if table == "KERNEL" else _COPIES[name] if table == "MEMCPY" else "Memset (Device)"
-            event = _event(category, text, start, end, device, stream, correlation)
-            event["args"] |= {"device": device, "stream": stream}
-            events.append(event)
-    whole = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "traceEvents": events}
-    with gzip.open(target, "wt", encoding="utf-8") as file:
-        json.dump(whole, file)
-
-
-def _event(category: str, name: str, start: int, end: int, pid: int, tid: int, correlation: int) -> dict[str, Any]:
-    times = {"ts": start / 1000, "dur": (end - start) / 1000}
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        **times,
-        "args": {"correlation": correlation},
-    }
+            times, ids = (start / 1000, (end - start) / 1000), {"correlation": correlation, "device": device}
+            events.append(event(category, text, *times, pid=device, tid=stream, stream=stream, **ids))
+    kineto_file.write(target, events, schemaVersion=1, distributedInfo={"rank": rank})

@@ -6,19 +6,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.captures import timer_log
 
 from nvprof_kit import CaptureError, Timers, open_timers
-
-
-def log(folder: Path, rank: int, stages: list[tuple[str, int, int, int | None]]) -> None:
-    """A rank's log: each stage with start and length in ms, and GPU time in ms."""
-    lines = [
-        f"[RANK {rank}] {name}, start={1700000000 + start / 1e3:.6f}, end={1700000000 + (start + length) / 1e3:.6f}, "
-        f"cpu_dur={length / 1e3:.6f}s, cuda_dur={'nan' if gpu is None else f'{gpu:.3f}'}ms\n"
-        for name, start, length, gpu in stages
-    ]
-    (folder / f"timer_rank{rank}.log").write_text("".join(lines))
-
 
 Stages = list[tuple[str, int, int, int | None]]
 
@@ -61,13 +51,13 @@ def barriers(late: Callable[[int], int]) -> list[Stages]:
 
 def timed(folder: Path, ranks: list[Stages], collective: tuple[str, ...] = ()) -> Timers:
     for rank, stages in enumerate(ranks):
-        log(folder, rank, stages)
+        timer_log.write(folder, rank, *stages)
     return open_timers(folder).timers(collective=collective)
 
 
 def test_statistics_skew_and_offsets(tmp_path):
-    log(tmp_path, 0, [("forward", 0, 10, 8), ("forward", 100, 30, 26)])
-    log(tmp_path, 1, [("forward", 5, 20, 18), ("forward", 101, 20, 16)])
+    timer_log.write(tmp_path, 0, ("forward", 0, 10, 8), ("forward", 100, 30, 26))
+    timer_log.write(tmp_path, 1, ("forward", 5, 20, 18), ("forward", 101, 20, 16))
     result = open_timers(tmp_path).timers()
     assert list(result.rows.columns) == list(Timers.columns["timers"])
     row = result.rows.iloc[0]
@@ -119,19 +109,16 @@ def test_who_is_late(name, tmp_path):
 
 def test_a_clock_that_is_set_during_the_run_is_named(tmp_path):
     for rank in range(3):
-        log(
-            tmp_path,
-            rank,
-            [("forward", 100 * step + 3_600_000 * (rank == 1 and step > 3), 50, 50) for step in range(8)],
-        )
+        starts = [100 * step + 3_600_000 * (rank == 1 and step > 3) for step in range(8)]
+        timer_log.write(tmp_path, rank, *(("forward", start, 50, 50) for start in starts))
     (warning,) = open_timers(tmp_path).timers().warnings
     assert warning.startswith("the clock of rank 1 went 3600.00 s forward against the others' during the run")
 
 
 def test_what_cannot_be_told_is_said(tmp_path):
-    log(tmp_path, 0, [("work", 0, 10, None), ("work", 20, 10, None)])
+    timer_log.write(tmp_path, 0, ("work", 0, 10, None), ("work", 20, 10, None))
     assert open_timers(tmp_path).timers().verdict.reason == "a single rank cannot be compared"
-    log(tmp_path, 1, [("work", 0, 10, None)])
+    timer_log.write(tmp_path, 1, ("work", 0, 10, None))
     result = open_timers(tmp_path).timers()
     assert result.verdict.severity == "unknown"
     assert "--collective" in result.verdict.reason
@@ -141,7 +128,7 @@ def test_what_cannot_be_told_is_said(tmp_path):
 
 def test_a_rank_without_a_log_is_named(tmp_path):
     for rank in (0, 3):
-        log(tmp_path, rank, [("work", 0, 10, None)])
+        timer_log.write(tmp_path, rank, ("work", 0, 10, None))
     assert open_timers(tmp_path).timers().warnings == ("no log of rank 1, 2: it is in none of the figures",)
 
 

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.captures import timer_log
 from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit._cli import group
 
-LOG = """[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cpu_dur=0.840809s, cuda_dur=830.512ms
-[RANK 0] forward, start=1716182685.282194, end=1716182686.123003, cpu_dur=0.840809s, cuda_dur=830.512ms
-"""
 _BREAKDOWNS = ("steps", "idle", "communication", "copies", "launches", "queue", "critical-path")
 _SUMMARIES = ("device", "overview", "model", "distributed", "operator", "kernel", "memory", "user")
 _MEMORY = ("layer", "stack", "size", "allocation", "step", "segment", "leak")
@@ -54,8 +52,8 @@ ANSWERS = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Inputs that are made here."""
     folder = tmp_path_factory.mktemp("inputs")
-    (folder / "timer_rank0.log").write_text(LOG)
-    (folder / "timer_rank1.log").write_text(LOG.replace("RANK 0", "RANK 1"))
+    for rank in (0, 1):
+        timer_log.write(folder, rank, ("forward", 282.194, 840.809, 830.512), ("forward", 1282.194, 840.809, 830.512))
     plain = unpacked("gpt2-2023.4.sqlite.xz", folder / "gpt2.sqlite")
     pickle = unpacked("snapshots/run-2.11.pickle.xz", folder / "run.pickle")
     return {"LOGS": str(folder), "PLAIN": str(plain), "PICKLE": str(pickle)}

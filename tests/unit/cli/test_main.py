@@ -64,23 +64,11 @@ def test_every_verb_has_an_example_that_it_understands(path, capsys):
     command.make_context(path[-1], words)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["layer"], "nvprof-kit: No such command 'layer'. Did you mean 'layers'? (see nvprof-kit --help)"),
-        (["layers"], "nvprof-kit: Missing argument 'CAPTURE...' (see nvprof-kit layers --help)"),
-        (
-            ["layers", "a", "--by", "hour"],
-            "nvprof-kit: Invalid value for '--by': 'hour' is not 'step' (see nvprof-kit layers --help)",
-        ),
-    ],
-)
-def test_a_wrong_call_is_one_line(argv, message, capsys):
-    assert run(*argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    # click's wording differs a little from release to release
-    assert line.startswith(message.partition(":")[0])
-    assert line.endswith(message.rpartition(" (")[2])
+@pytest.mark.parametrize(("words", "verb"), [("layer", ""), ("layers", " layers"), ("layers a --by hour", " layers")])
+def test_a_wrong_call_is_one_line(words, verb, capsys):
+    assert run(*words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()  # click's wording differs a little from release to release
+    assert line.startswith("nvprof-kit: ") and line.endswith(f" (see nvprof-kit{verb} --help)")
 
 
 @pytest.mark.parametrize(

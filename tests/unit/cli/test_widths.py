@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from rich.text import Text
+from support.captures import timer_log
 from support.data import DATA, unpacked
 
 import nvprof_kit
@@ -27,14 +28,9 @@ def opened(name: str) -> nvprof_kit.Capture:
 
 
 def _timers(folder: Path) -> Result:
-    line = "[RANK {0}] {1}, start={2}.282194, end={2}.923003, cpu_dur=0.640809s, cuda_dur={3}.512ms\n"
+    stages = [("forward", 0, 641, 830), ("backward of the whole model", 1000, 641, 1234), ("step", 2000, 641, 7)]
     for rank in range(3):
-        stages = [
-            ("forward", 1716182684, 830),
-            ("backward of the whole model", 1716182685, 1234),
-            ("step", 1716182686, 7),
-        ]
-        (folder / f"timer_rank{rank}.log").write_text("".join(line.format(rank, *stage) for stage in stages * 2))
+        timer_log.write(folder, rank, *stages * 2)
     return open_timers(folder).timers("rank")
 
 

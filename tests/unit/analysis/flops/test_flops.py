@@ -8,15 +8,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from support.captures.nsys_file import NsysFile
+from support.cli import run
 from support.golden import Golden
 
 import nvprof_kit
 from nvprof_kit._analysis.hardware import DTYPES, known_gpus, parse_peak, peaks_of
-from nvprof_kit._cli import group
 from nvprof_kit._trace.flops_file import flops_beside, flops_of_rank, read_flops
 from nvprof_kit.errors import CaptureError, UsageError
 
@@ -87,11 +86,6 @@ def joined(folder, operators, options=ONE, **more):
     return nvprof_kit.open(capture).flops(file, peak=options)
 
 
-def with_bytes(folder: Path, operators: list[tuple[int, str, int, int]]) -> Path:
-    """A file of counts with memory traffic; operators are range, type of number, operations, bytes."""
-    return counts(folder / "run.flops.json", TRAINING, operators)
-
-
 def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path):
     capture = training(tmp_path / "run.sqlite", gpu="NVIDIA H200")  # 4.8e3 bytes a ns, 989.4e3 operations in bf16
     operators = [
@@ -102,7 +96,7 @@ def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path):
         (5, "", 0, 4800 * 45),  # the optimizer
         (3, "int32", 989_400, 4800),  # m.a recompute: of an unknown peak
     ]
-    rows = table(nvprof_kit.open(capture).flops(with_bytes(tmp_path, operators)))
+    rows = table(nvprof_kit.open(capture).flops(counts(tmp_path / "run.flops.json", TRAINING, operators)))
     limits = {key: (row["limit_ns"], row["of_limit"], row["bound"]) for key, row in rows.items()}
     assert limits["m.a", "forward"] == pytest.approx((2 * 84, 0.84, "compute"))
     assert limits["m", "forward"] == pytest.approx((2 * 99, 99 / 120, "compute"))  # with m.a
@@ -205,7 +199,9 @@ def test_diff_measures_the_change_of_work_at_the_efficiency_of_base(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         training(folder / "run.sqlite", steps=8, gpu="NVIDIA H200")
-        with_bytes(folder, [(1, "bf16", 989_400 * flops, 0), (4, "bf16", 989_400 * attention, 0)])
+        counts(
+            folder / "run.flops.json", TRAINING, [(1, "bf16", 989_400 * flops, 0), (4, "bf16", 989_400 * attention, 0)]
+        )
         sides.append(nvprof_kit.open(folder / "run.sqlite"))
     rows = sides[0].diff(sides[1]).rows.query("level == 'layer'").set_index(["layer", "phase"])
     # half more work in the same 100 ns: +50 of work, -50 of efficiency
@@ -467,32 +463,31 @@ def test_a_file_that_is_none_is_one_clear_line(tmp_path, content, says):
     assert "\n" not in str(error.value) and str(file) in str(error.value)
 
 
-def test_the_verb(tmp_path):
+def test_the_verb(tmp_path, capsys):
     capture = training(tmp_path / "run.sqlite")
     counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 150), (3, "bf16", 50), (4, "bf16", 80)])
-    shown = CliRunner().invoke(group, ["flops", str(capture), "--peak", "bf16=1e9"])
-    assert shown.exit_code == 0, shown.output
-    assert "150.0 % " in shown.stdout and "[1] above the peak" in shown.stdout and "HFU" in shown.stdout
-    assert "m.a " not in CliRunner().invoke(group, ["flops", str(capture), "--depth", "1"]).stdout
+    assert run("flops", capture, "--peak", "bf16=1e9") == 0
+    shown = capsys.readouterr().out
+    assert "150.0 % " in shown and "[1] above the peak" in shown and "HFU" in shown
+    assert run("flops", capture, "--depth", 1) == 0 and "m.a " not in capsys.readouterr().out
 
 
-def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path):
+def test_the_page_has_it_on_top_where_the_counts_lie_beside(tmp_path, capsys):
     capture, page = training(tmp_path / "run.sqlite", gpu="NVIDIA H200"), tmp_path / "page.html"
     for counted in (False, True):
         if counted:  # a step's 247,350,000 operations take 250 ns of 1000 at 989.4e12 a second
             counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 247_350_000)])
-        done = CliRunner().invoke(group, ["report", str(capture), "-o", str(page)])
-        assert done.exit_code == 0, done.output
+        assert run("report", capture, "-o", page) == 0
         assert (">MFU<" in page.read_text()) == counted == (">MFU forward<" in page.read_text())
     # m.a takes 100 ns and m 120 of them: more than the peak
     shown = page.read_text()
     assert "25.0 %" in shown and "250.0 % (above the peak)" in shown and "208.3 % (above the peak)" in shown
-    with_bytes(tmp_path, [(1, "bf16", 989_400 * 10, 4800 * 40)])  # 40 ns of traffic of 100
-    assert CliRunner().invoke(group, ["report", str(capture), "-o", str(page)]).exit_code == 0
+    counts(tmp_path / "run.flops.json", TRAINING, [(1, "bf16", 989_400 * 10, 4800 * 40)])  # 40 ns of traffic of 100
+    assert run("report", capture, "-o", page) == 0
     assert ">of limit forward<" in page.read_text() and "40.0 %" in page.read_text()
     (tmp_path / "run.flops.json").write_text("{")
-    done = CliRunner().invoke(group, ["report", str(capture), "-o", str(page)])
-    assert done.exit_code == 0 and "the page has no MFU" in done.stderr and ">MFU<" not in page.read_text()
+    assert run("report", capture, "-o", page) == 0
+    assert "the page has no MFU" in capsys.readouterr().err and ">MFU<" not in page.read_text()
 
 
 PATHS = ("a", "a.b", "a.b.c", "a.d", "e")
@@ -544,7 +539,7 @@ def test_what_is_nested_is_counted_once_wherever_it_lies(capture_of_paths, work,
 def test_fused_limit_is_the_traffic_of_the_layer_as_one_kernel(tmp_path):
     capture = training(tmp_path / "run.sqlite", gpu="NVIDIA H200")
     operators = [(1, "bf16", 989_400 * 30, 4800 * 20), (1, "", 0, 4800 * 50), (0, "", 0, 4800 * 15), (5, "", 0, 480)]
-    file = with_bytes(tmp_path, operators)
+    file = counts(tmp_path / "run.flops.json", TRAINING, operators)
     said = json.loads(file.read_text())
     for row, fused in zip(said["ranges"], [90, 40, 9, 9, 9, 1000], strict=True):
         row["fused_bytes"] = 4800 * fused

@@ -39,14 +39,6 @@ def test_more_bytes_than_a_machine_has_are_refused(file):
         table(file.write())
 
 
-def test_a_capture_without_memory_says_how_to_get_it(file):
-    file.range_("layers.0", 100, 200)
-    file.kernel(150, 160, launched=(120, 130))
-    with pytest.raises(CaptureError, match=r"no memory in this capture; record it with .*--preset memory") as error:
-        table(file.write())
-    assert "\n" not in str(error.value)
-
-
 @given(
     ranges=st.lists(
         st.tuples(st.integers(0, 90), st.integers(1, 40), st.sampled_from("ab"), st.integers(7, 8)), max_size=6

@@ -5,13 +5,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from support import data
 from support.brute_force.ranks import Pair, events, late, late_in_both, late_in_traces
+from support.cli import run
 from support.data import DATA
 
 from nvprof_kit import Job, RankTable, open_job
-from nvprof_kit._cli import group
 from nvprof_kit.errors import UsageError
 
 RANKS = DATA / "ranks"
@@ -20,29 +19,9 @@ PAIRS = sorted({path.name.split(".rank")[0] for folder in FOLDERS for path in fo
 """All pairs of captures that the repository has."""
 
 FAULTS = {
-    "ddp-copy": (1, None, None, "copy"),
-    "ddp-gc": (0, "model.layers.2.self_attn", "forward", "garbage_collection"),
-    "ddp-host": (1, "model.layers.2.self_attn", "forward", "slow_host"),
-    "ddp-layer": (1, "model.layers.2.mlp", "forward", "more_work"),
-    "ddp-loader": (1, None, None, "data_loading"),
-    "ddp-optimizer": (0, None, "optimizer", "more_work"),
-    "ddp-rotating": (None, None, None, "rotating"),
-    "fsdp-backward": (0, "model.layers.1.mlp", "backward", "more_work"),
-    "fsdp-host": (1, "model.layers.2.self_attn", "forward", "slow_host"),
-    "fsdp-layer": (1, "model.layers.2.mlp", "forward", "more_work"),
-    "fsdp-loader": (1, None, None, "data_loading"),
-    "fsdp-none": (None, None, None, "none"),  # rank 0 is last in all-gathers asked for ahead, and costs nobody anything
-    "fsdp-rotating": (None, None, None, "rotating"),
-    "pipeline-first-stage": (0, "layers.0.mlp", "forward", "more_work"),
-    "pipeline-host": (1, "layers.3.self_attn", "forward", "slow_host"),
-    "pipeline-layer": (1, "layers.3.mlp", "forward", "more_work"),
-    "pipeline-loader": (1, None, None, "data_loading"),
-    "ranks-ddp-layer": (1, "model.layers.3.mlp", "forward", "more_work"),
-    "ranks-ddp-none": (0, None, None, "slow_host"),
-    "tensor-host": (1, "model.layers.2.self_attn", "forward", "slow_host"),
-    "tensor-layer": (1, "model.layers.2.mlp", "forward", "more_work"),
-    "tensor-loader": (1, None, None, "data_loading"),
-    "tensor-sleep": (0, "model.layers.3.mlp", "forward", "slow_host"),
+    job: (int(rank) if rank else None, layer or None, phase or None, cause)
+    for line in (RANKS / "planted.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    for job, rank, layer, phase, cause in [line.split("\t")]
 }
 """The rank, layer, phase and cause of what was planted; see tests/data/ranks/README.md."""
 
@@ -144,9 +123,7 @@ def test_the_cost_is_what_the_program_wrote_down(unpacked):
 
 def test_the_json_contract(unpacked, tmp_path):
     file = tmp_path / "ranks.json"
-    captures = [str(unpacked / f"ranks-ddp-layer.rank{rank}.sqlite") for rank in (0, 1)]
-    done = CliRunner().invoke(group, ["ranks", *captures, "-o", str(file)])
-    assert done.exit_code == 0, done.output
+    assert run("ranks", *(unpacked / f"ranks-ddp-layer.rank{rank}.sqlite" for rank in (0, 1)), "-o", file) == 0
     said = json.loads(file.read_text())
     assert (said["schema"], said["version"]) == ("nvprof-kit/ranks", 1)
     assert set(said["verdict"]) == {"rank", "layer", "phase", "cause", "severity", "cost_ns_per_step", "sentence"}
