@@ -315,27 +315,28 @@ def test_chains_that_change_the_layout_name_the_memory_format(file):
     assert "torch.channels_last" in finding.fix
 
 
-def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(file):
-    """Nothing is open on the thread for 58 of 59 µs: no call, no operator, no layer."""
+@pytest.fixture
+def late(file: NsysFile) -> NsysFile:
+    """A step whose second kernel is launched 58 µs after the first, with nothing open on the thread between."""
     file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.kernel(500, 1_000, launched=(0, 500))
     file.kernel(60_000, 100_000, launched=(59_000, 60_000))
-    (late,) = advice(file.write()).findings
-    assert (late.rule, late.confidence) == ("host-busy", "medium")
-    assert late.title == "The GPU waits for something unknown on the host"
-    assert "CUDA graph" not in late.fix
-    assert "nvprof_kit.phase('data')" in late.fix
+    return file
 
 
-def test_a_call_of_the_operating_system_is_named(file):
+def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(late):
+    (finding,) = advice(late.write()).findings
+    assert (finding.rule, finding.confidence) == ("host-busy", "medium")
+    assert finding.title == "The GPU waits for something unknown on the host"
+    assert "CUDA graph" not in finding.fix and "nvprof_kit.phase('data')" in finding.fix
+
+
+def test_a_call_of_the_operating_system_is_named(late):
     """Of 59 µs the thread is in `recv` for 50; inside a call of CUDA the time is CUDA's."""
-    file.range_("step 0", 0, 100_000, category="step", payload=0)
-    file.kernel(500, 1_000, launched=(0, 500))
-    file.call("recv", 5_000, 55_000, table="OSRT_API")
-    file.call("poll", 59_100, 59_900, table="OSRT_API")
-    file.kernel(60_000, 100_000, launched=(59_000, 60_000))
-    findings = advice(file.write()).findings
-    assert [(late.rule, late.title, late.saves_ns) for late in findings] == [
+    late.call("recv", 5_000, 55_000, table="OSRT_API")
+    late.call("poll", 59_100, 59_900, table="OSRT_API")
+    findings = advice(late.write()).findings
+    assert [(finding.rule, finding.title, finding.saves_ns) for finding in findings] == [
         ("host-busy", "The GPU waits for recv", 50_000),
         ("launch", "The GPU waits for the host to launch", 9_500),
     ]

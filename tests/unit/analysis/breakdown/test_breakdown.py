@@ -182,14 +182,13 @@ MS = 1_000_000
 
 
 @pytest.fixture
-def with_gap(tmp_path: Path) -> NsysFile:
+def with_gap(file: NsysFile) -> NsysFile:
     """A step with an idle gap of 10 ms in it: 2 ms to 12 ms, ended by a launch from 11.9 to 12 ms."""
-    made = NsysFile(tmp_path / "run.sqlite")
-    made.range_("step 1", 0, 20 * MS, category="step", payload=1)
-    made.range_("layers.0", 0, 20 * MS)
-    made.kernel(0, 2 * MS, launched=(0, 1), name="first")
-    made.kernel(12 * MS, 20 * MS, launched=(12 * MS - 100_000, 12 * MS), name="second")
-    return made
+    file.range_("step 1", 0, 20 * MS, category="step", payload=1)
+    file.range_("layers.0", 0, 20 * MS)
+    file.kernel(0, 2 * MS, launched=(0, 1), name="first")
+    file.kernel(12 * MS, 20 * MS, launched=(12 * MS - 100_000, 12 * MS), name="second")
+    return file
 
 
 def by_cause(result: nvprof_kit.Breakdown) -> dict[str, float]:
@@ -241,14 +240,13 @@ def test_threads_that_load_need_not_launch(with_gap):
     ("call", "cause"),
     [("hipMemcpyWithStream", "sync"), ("cudaMemcpy_v3020", "sync"), ("cudaStreamSynchronize_v3020", "queued")],
 )
-def test_a_copy_that_synchronizes_is_no_gap_of_the_device(tmp_path, call, cause):
+def test_a_copy_that_synchronizes_is_no_gap_of_the_device(file, call, cause):
     """The next kernel was launched before the gap; the host waits in a call for the whole gap."""
-    with_gap = NsysFile(tmp_path / "run.sqlite")
-    with_gap.range_("step 1", 0, 20 * MS, category="step", payload=1)
-    with_gap.kernel(0, 2 * MS, launched=(0, 1), name="first")
-    with_gap.kernel(12 * MS, 20 * MS, launched=(1, 2), name="second")
-    with_gap.call(call, MS, 13 * MS)
-    found = analysed(with_gap)
+    file.range_("step 1", 0, 20 * MS, category="step", payload=1)
+    file.kernel(0, 2 * MS, launched=(0, 1), name="first")
+    file.kernel(12 * MS, 20 * MS, launched=(1, 2), name="second")
+    file.call(call, MS, 13 * MS)
+    found = analysed(file)
     assert by_cause(found) == {cause: pytest.approx(10)}
     (row,) = found.idle.to_dict("records")
     assert row["call"] == (call.partition("_v3")[0] if cause == "sync" else "")

@@ -58,9 +58,8 @@ def test_the_name_that_covers_most_is_measured_in_each_of_its_configurations(fil
     # gemm in both grids: 2 * (100 + 30) = 260 of 300 ns; both come with the name
     made = planned(file, share=0.6)
     assert made.names == ("_Zgemm",)
-    assert made.rows[
-        ["kernel", "grid", "block", "registers", "shared_bytes", "launches", "gpu_ns"]
-    ].values.tolist() == [
+    columns = ["kernel", "grid", "block", "registers", "shared_bytes", "launches", "gpu_ns"]
+    assert made.rows[columns].values.tolist() == [
         ["gemm", "(4, 1, 1)", "(32, 1, 1)", 16, 1024, 2, 200],
         ["gemm", "(8, 1, 1)", "(32, 1, 1)", 16, 1024, 2, 60],
     ]
@@ -130,7 +129,6 @@ def test_the_prediction_of_a_measured_run():
     """
     made = nvprof_kit.open(NCU_DATA / "run-2023.4.sqlite.xz").ncu_plan(every_layer=True)
     seconds = made.predicted_seconds(3.75)
-    assert seconds is not None
     assert (made.measurements, made.invocations) == (89, (1, 50, 60, 72, 108, 145))
     assert made.covered == pytest.approx(0.903, abs=0.001)
     assert seconds[0] == pytest.approx(51.3 + (89 - 71) * 0.545, rel=0.06)
@@ -144,9 +142,8 @@ def llama_plan() -> nvprof_kit.NcuPlan:
 
 def test_the_script_measures_the_names_and_nothing_else(llama_plan):
     names = ("_ZN2at6gemmILi4EEvPf", "triton_poi_0", "f.cold$1")
-    text = replace(llama_plan, names=names, invocations=(1, 60), info=replace(llama_plan.info, own_window=True)).script(
-        "plan"
-    )
+    info = replace(llama_plan.info, own_window=True)
+    text = replace(llama_plan, names=names, invocations=(1, 60), info=info).script("plan")
     assert len([line for line in text.splitlines() if line[:1] != "#"]) <= 20
     (line,) = [line for line in text.splitlines() if line.startswith('"${NCU')]
     argv = shlex.split(line.removesuffix('"$@" <&0 &'))
@@ -204,13 +201,8 @@ def test_a_script_of_any_name(llama_plan, script):
 
 
 def start(script: Path, *program: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        ["bash", script, "--", *program],
-        cwd=script.parent,
-        env={**os.environ, "NCU": str(script.parent / "ncu")},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environ, words = {**os.environ, "NCU": str(script.parent / "ncu")}, ["bash", script, "--", *program]
+    return subprocess.Popen(words, cwd=script.parent, env=environ, stderr=subprocess.PIPE, text=True)
 
 
 def test_the_script_leaves_whole_files_and_the_programs_status(script):
@@ -222,9 +214,8 @@ def test_the_script_leaves_whole_files_and_the_programs_status(script):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_script_and_the_program(script, number):
-    running = start(
-        script, sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
-    )
+    program = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    running = start(script, sys.executable, "-c", program)
     pid = script.parent / "pid"
     for _ in range(200):
         if pid.exists() and pid.read_text():
@@ -285,7 +276,6 @@ def test_the_plan_of_today(trace):
     assert made.invocations == (1, 56, 84, 85)
     assert made.measurements == 67  # of 1,280
     seconds = made.predicted_seconds(1.18)
-    assert seconds is not None
     assert seconds[0] == pytest.approx(42.3, rel=0.15)
 
 
