@@ -55,6 +55,33 @@ def test_bit_equal(name, depth, sink):
     assert max(len(line) - len(line.lstrip()) for line in sink.lines) < 40
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "checkpoint_reentrant", "checkpoint_non_reentrant", "in_place"])
+def test_nothing_stays_alive_and_nothing_grows(name, sink):
+    subject = make(name)
+
+    def objects() -> list[object]:
+        sink.lines.clear(), sink.ranges.clear()
+        gc.collect()
+        return gc.get_objects()
+
+    with annotate_model(subject.model, depth="leaf"):
+        subject.loss(subject.model).backward()
+        before = objects()
+        tensors = sum(isinstance(item, torch.Tensor) for item in before)
+        count = len(before)
+        del before
+        for _ in range(3):
+            loss = subject.loss(subject.model)
+            loss.backward()
+            reference = weakref.ref(loss)
+            del loss
+            assert reference() is None
+        after = objects()
+    assert sum(isinstance(item, torch.Tensor) for item in after) <= tensors
+    assert len(after) - count < 50
+
+
 def test_a_dropped_graph_is_freed_at_once(sink):
     """Without the garbage collector: hooks and frames make no cycles with the graph."""
     subject = make("torch_encoder")
