@@ -96,16 +96,18 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array, *, shorten: bool =
     threads, thread = np.unique(tid, return_inverse=True)
     line = Line.over((start,), (end,), beyond=2)
     starts, finishes = line.at(thread, start), line.at(thread, end)
-    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)), shorten=shorten)
+    order = np.lexsort((-finishes, starts))
+    peeled = peel(starts, finishes, order, shorten=shorten)
     if peeled is not None:
-        change, owner = _changes(starts, finishes, *peeled)
+        change, owner = _changes(starts, finishes, peeled[0], order)
         return Nesting(*peeled, threads, change, owner, line)
     pieces = cut(start, end, tid)
     starts, finishes = (line.at(thread[pieces.range], piece_time) for piece_time in (pieces.start, pieces.end))
-    peeled = peel(starts, finishes, np.lexsort((-finishes, starts)))
+    order = np.lexsort((-finishes, starts))
+    peeled = peel(starts, finishes, order)
     assert peeled is not None, "pieces nest"
     parent, depth = peeled
-    change, owner = _changes(starts, finishes, parent, depth)
+    change, owner = _changes(starts, finishes, parent, order)
     of_piece = np.append(pieces.range, NONE)
     first = np.empty(len(start), dtype=np.int64)
     first[pieces.range[pieces.first]] = np.flatnonzero(pieces.first)
@@ -194,17 +196,15 @@ def peel(
 
 
 def _changes(
-    starts: Int64Array, finishes: Int64Array, parent: Int64Array, depth: Int64Array
+    starts: Int64Array, finishes: Int64Array, parent: Int64Array, order: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Change times and owners: a start makes the range innermost, an end its parent."""
-    nonempty = np.flatnonzero(finishes > starts)  # a range of zero length is never innermost
-    times = np.concatenate([finishes[nonempty], starts[nonempty]])
-    owner = np.concatenate([parent[nonempty], nonempty])
-    is_start = np.repeat([0, 1], len(nonempty))
-    # ties: ends from the inside out, then starts from the outside in
-    tie_rank = np.concatenate([-depth[nonempty], depth[nonempty]])
-    order = np.lexsort((tie_rank, is_start, times))
-    return times[order], owner[order]
+    """Change times and owners: a start makes the range innermost, an end its parent; ranges by start, outer first."""
+    outside_in = order[finishes[order] > starts[order]]  # a range of zero length is never innermost
+    inside_out = outside_in[::-1]
+    times = np.concatenate([finishes[inside_out], starts[outside_in]])
+    owner = np.concatenate([parent[inside_out], outside_in])
+    by_time = np.argsort(times, kind="stable")  # ties: ends from the inside out, then starts from the outside in
+    return times[by_time], owner[by_time]
 
 
 def inherit(own_values: Int64Array, nesting: Nesting) -> Int64Array:
@@ -357,7 +357,7 @@ def sums_by(keys: Sequence[Integers], values: Iterable[Int64Array]) -> tuple[lis
     return rows, [exact_sums(group, value, len(rows[0])) for value in values]
 
 
-def joined(keys: Sequence[Integers]) -> Int64Array | None:
+def joined(keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64Array | None:
     """One integer per row that sorts like the keys; None if it would overflow."""
     lows = [int(key.min(initial=0)) for key in keys]
     sizes = [int(key.max(initial=0)) - low + 1 for key, low in zip(keys, lows, strict=True)]
@@ -366,7 +366,7 @@ def joined(keys: Sequence[Integers]) -> Int64Array | None:
     code = np.zeros(len(keys[0]), dtype=np.int64)
     for key, low, size in zip(keys, lows, sizes, strict=True):
         code *= size
-        code += key - low
+        code += np.subtract(key, low, dtype=np.int64)
     return code
 
 
