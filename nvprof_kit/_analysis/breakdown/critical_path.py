@@ -80,17 +80,18 @@ def critical_path(
     # what the host does in its segments, cut as idle gaps are
     host_tid, host_start, host_end = (values[sort == _HOST] for values in (tid, start, end))
     activity = HostActivity(trace, host, attribution.ranges, host_start, host_end, with_functions=False)
-    pieces = activity.pieces(pd.DataFrame({"pid": pid, "tid": host_tid, "start": host_start, "end": host_end}))
+    pieces = activity.pieces(np.full(len(host_tid), pid), host_tid, host_start, host_end)
+    pieces = pieces.of(np.argsort(pieces.interval, kind="stable"))
     layers, phases = range_owners(attribution.ranges)
-    operator = activity.operator[pieces["call"]]
+    operator = activity.operator[pieces.call]
     names = np.array(host.names, dtype=object)[host.name[operator]]
     on_host = pd.DataFrame(
         {
-            "layer": np.asarray(layers)[pieces["range"]],
-            "phase": np.asarray(phases)[pieces["range"]],
+            "layer": np.asarray(layers)[pieces.range],
+            "phase": np.asarray(phases)[pieces.range],
             "operator": np.where(operator == NONE, "", names),
             "sort": _HOST,
-            "ns": pieces["end"] - pieces["start"],
+            "ns": pieces.end - pieces.start,
         }
     )
     rows = np.flatnonzero(sort != _HOST)

@@ -20,7 +20,15 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, exact_sums, joined, touches
 from nvprof_kit._analysis.attribution.steps import Windows
-from nvprof_kit._analysis.breakdown.host import CODE, LONG_NS, NAMES, SYNCHRONIZING_COPIES, HostActivity, HostCalls
+from nvprof_kit._analysis.breakdown.host import (
+    CODE,
+    LONG_NS,
+    NAMES,
+    SYNCHRONIZING_COPIES,
+    HostActivity,
+    HostCalls,
+    Pieces,
+)
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
@@ -195,8 +203,8 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     for low in range(0, max(len(call), 1), _GAPS):
         rows = slice(low, low + _GAPS)
         columns = {"start": gaps.start, "end": gaps.end, "call": call, "is_graph": is_graph, "until": until}
-        block = pd.DataFrame({name: values[rows] for name, values in columns.items()})
-        block["pid"], block["tid"] = pid[gaps.window[rows]], host.tid[block["call"]]
+        block = {name: values[rows] for name, values in columns.items()}
+        block |= {"pid": pid[gaps.window[rows]], "tid": host.tid[block["call"]]}
         splits.append(_split(block, on_host, layers.codes, phases.codes))
         for table in splits[-1]:
             table["gap"] += low
@@ -206,10 +214,10 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
         for tables in zip(*splits, strict=True)
     )
     del splits
-    for table in (parts, waits):
-        table["layer"] = pd.Categorical.from_codes(table["layer"], dtype=layers.dtype)
-        table["phase"] = pd.Categorical.from_codes(table["phase"], dtype=phases.dtype)
-        table["call"] = labels(table["call"].to_numpy(), names)
+    for frame in (parts, waits):
+        frame["layer"] = pd.Categorical.from_codes(frame["layer"], dtype=layers.dtype)
+        frame["phase"] = pd.Categorical.from_codes(frame["phase"], dtype=phases.dtype)
+        frame["call"] = labels(frame["call"].to_numpy(), names)
     parts["operator"] = labels(parts["operator"].to_numpy(), names)
     parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index(NAMES, dtype=object))
     gap_table = pd.DataFrame(
@@ -224,9 +232,11 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     return Idle(gap_table, parts, waits)
 
 
-def _split(
-    gaps: pd.DataFrame, on_host: HostActivity, layers: Codes, phases: Codes
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+Table = dict[str, npt.NDArray[Any]]
+"""Columns of equal length, by name."""
+
+
+def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> tuple[Table, Table]:
     """The rows of `Idle.parts` and of `Idle.waits` of some gaps, names as codes.
 
     Args:
@@ -236,101 +246,95 @@ def _split(
         phases: Its phase.
     """
     host, functions, innermost_range = on_host.host, on_host.functions, on_host.ranges.nesting.innermost
+    start, end, until, tid = (gaps[name] for name in ("start", "end", "until", "tid"))
+    launching = np.flatnonzero(until > start)
     # of what the launching thread did as the gap began: a wait for the device makes it late for as long
-    event = on_host.rows[on_host.calls.innermost(gaps["tid"].to_numpy(), gaps["start"].to_numpy())]
-    late_until = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
-    late_until = np.where(gaps["until"] > gaps["start"], late_until, _LONG_AGO)
-    gaps = gaps.assign(event=event, late_until=late_until)
-    launching = gaps[gaps["until"] > gaps["start"]]
-    waits = launching[["pid", "tid", "start", "late_until"]].assign(end=launching["until"], gap=launching.index)
-    pieces = on_host.pieces(waits)
-    is_cut = pieces["late_until"].between(pieces["start"], pieces["end"], inclusive="neither")
-    if is_cut.any():
-        after_wait = pieces[is_cut]
-        pieces.loc[is_cut, "end"] = after_wait["late_until"]
-        pieces = pd.concat([pieces, after_wait.assign(start=after_wait["late_until"])], ignore_index=True)
-    tid, start, of_gap = (pieces[name].to_numpy() for name in ("tid", "start", "gap"))
-    function = np.full(len(pieces), NONE)
+    event = on_host.rows[on_host.calls.innermost(tid[launching], start[launching])]
+    late_until = np.full(len(start), _LONG_AGO)
+    late_until[launching] = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
+    pieces = on_host.pieces(gaps["pid"][launching], tid[launching], start[launching], until[launching])
+    pieces = pieces._replace(interval=launching[pieces.interval])
+    gaps = {**gaps, "late_until": late_until}
+    late = late_until[pieces.interval]
+    cut = np.flatnonzero((pieces.start < late) & (late < pieces.end))
+    if len(cut):
+        count = len(late)
+        pieces = pieces.of(np.append(np.arange(count), cut))
+        pieces.end[cut] = pieces.start[count:] = late[cut]
+    function = np.full(len(pieces.tid), NONE)
     if functions is not None:  # outside calls, operators and layers
-        function = functions.at(tid, start, (gaps["end"] - gaps["start"]).to_numpy()[of_gap])
-        function[(pieces["call"] != NONE) | on_host.in_layer[pieces["range"]]] = NONE
-    operator = on_host.operator[pieces["call"]]
+        function = functions.at(pieces.tid, pieces.start, (end - start)[pieces.interval])
+        function[(pieces.call != NONE) | on_host.in_layer[pieces.range]] = NONE
+    operator = on_host.operator[pieces.call]
     operator = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
     operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
-    cause = _causes(pieces, on_host, function, gaps["is_graph"].to_numpy()[of_gap])
-    queued = gaps[gaps["until"] < gaps["end"]]
-    call, launcher = queued["call"].to_numpy(), queued["tid"].to_numpy()
+    cause = _causes(gaps, pieces, on_host, function)
+    queued = np.flatnonzero(until < end)
+    call, launcher = gaps["call"][queued], tid[queued]
     # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
     copy = np.full(len(queued), NONE)
-    rows = np.flatnonzero((call != NONE) & (queued["end"] - queued["until"] >= LONG_NS))
-    middle = ((queued["until"] + queued["end"]) // 2).to_numpy()[rows]
+    rows = np.flatnonzero((call != NONE) & ((end - until)[queued] >= LONG_NS))
+    middle = ((until + end) // 2)[queued[rows]]
     copy[rows] = on_host.rows[on_host.calls.innermost(launcher[rows], middle)]
     is_copy = host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
-    cases = [is_copy, call == NONE, queued["is_graph"]]
+    cases = [is_copy, call == NONE, gaps["is_graph"][queued]]
     of_queued = np.select(cases, [CODE[name] for name in ("sync", "other", "graph")], CODE["queued"])
-    in_call = on_host.rows[pieces["call"]]
-    event = np.concatenate((in_call, np.where(is_copy, copy, NONE)))
-    range_ = np.concatenate((pieces["range"], innermost_range(launcher, host.start[call])))
-    start = np.concatenate((start, queued["until"]))
-    idle_ns = np.concatenate((pieces["end"], queued["end"])) - start
-    keys = {
-        "gap": np.concatenate((of_gap, queued.index)),
+    in_call = np.concatenate((on_host.rows[pieces.call], np.where(is_copy, copy, NONE)))
+    range_ = np.concatenate((pieces.range, innermost_range(launcher, host.start[call])))
+    starts = np.concatenate((pieces.start, until[queued]))
+    idle_ns = np.concatenate((pieces.end, end[queued])) - starts
+    keys: Table = {
+        "gap": np.concatenate((pieces.interval, queued)),
         "cause": np.concatenate((cause, of_queued)).astype(np.int8),
         "layer": layers[range_],
         "phase": phases[range_],
         "operator": np.concatenate((operator, np.full(len(queued), NONE))),
-        "call": np.where((event != NONE) & ~host.operator[event], host.name[event], NONE),
+        "call": np.where((in_call != NONE) & ~host.operator[in_call], host.name[in_call], NONE),
     }
-    sums = exact_sums(keys["gap"], idle_ns, len(gaps))
-    if not np.array_equal(sums, gaps["end"] - gaps["start"]):
+    if not np.array_equal(exact_sums(keys["gap"], idle_ns, len(start)), end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
     code = joined(list(keys.values()))  # parts of a gap with the same cause and place are one
     assert code is not None, "a block has few gaps"
-    order = np.lexsort((start, code))
+    order = np.lexsort((starts, code))
     first = np.flatnonzero(np.append(True, np.diff(code[order]) != 0)[: len(order)])
     rows = order[first]
-    parts = pd.DataFrame({name: values[rows] for name, values in keys.items()})
+    parts = {name: values[rows] for name, values in keys.items()}
     parts["idle_ns"] = np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
-    parts["start_ns"] = start[rows]
-    return parts, _waits(gaps, pieces.assign(event=in_call), on_host, layers, phases)
+    parts["start_ns"] = starts[rows]
+    return parts, _waits(gaps, pieces, on_host, layers, phases)
 
 
-def _waits(
-    gaps: pd.DataFrame, pieces: pd.DataFrame, on_host: HostActivity, layers: Codes, phases: Codes
-) -> pd.DataFrame:
+def _waits(gaps: Table, pieces: Pieces, on_host: HostActivity, layers: Codes, phases: Codes) -> Table:
     """The rows of `Idle.waits`: a wait as a gap begins, or inside it: the device had already run dry, and runs dry
     whenever the host waits for it.
     """
-    host = on_host.host
-    awaited = gaps[gaps["late_until"] > gaps["start"]]
-    event = awaited["event"].to_numpy()
+    host, start, end, late_until = on_host.host, *(gaps[name] for name in ("start", "end", "late_until"))
+    awaited = np.flatnonzero(late_until > start)
+    event = on_host.rows[on_host.calls.innermost(gaps["tid"][awaited], start[awaited])]
     range_ = on_host.ranges.nesting.innermost(host.tid[event], host.start[event])
-    lost_ns = np.minimum(awaited["late_until"], awaited["end"]) - awaited["start"]
-    awaited = awaited[["event"]].assign(gap=awaited.index, range=range_, lost_ns=lost_ns)
-    inside = pieces[host.waits[pieces["event"]]]
-    inside = inside[~inside["gap"].isin(awaited.index)].drop_duplicates("gap")
-    lost_ns = gaps["end"].to_numpy()[inside["gap"]] - inside["start"]
-    waits = pd.concat([awaited, inside[["event", "gap", "range"]].assign(lost_ns=lost_ns)], ignore_index=True)
-    places = {"layer": layers[waits["range"]], "phase": phases[waits["range"]], "call": host.name[waits["event"]]}
-    columns = {"gap": waits["gap"], **places, "lost_ns": waits["lost_ns"], "row": waits["event"]}
-    return pd.DataFrame(columns)
+    inside = pieces.of(host.waits[on_host.rows[pieces.call]])
+    inside = inside.of(np.lexsort((inside.start, inside.interval)))
+    inside = inside.of((np.diff(inside.interval, prepend=NONE) > 0) & ~np.isin(inside.interval, awaited))
+    event = np.concatenate((event, on_host.rows[inside.call]))
+    range_ = np.concatenate((range_, inside.range))
+    gap = np.concatenate((awaited, inside.interval))
+    lost_ns = (np.minimum(late_until, end) - start)[awaited], end[inside.interval] - inside.start
+    places = {"layer": layers[range_], "phase": phases[range_], "call": host.name[event]}
+    return {"gap": gap, **places, "lost_ns": np.concatenate(lost_ns), "row": event}
 
 
-def _causes(
-    pieces: pd.DataFrame, on_host: HostActivity, function: Int64Array, is_graph: npt.NDArray[np.bool_]
-) -> Codes:
+def _causes(gaps: Table, pieces: Pieces, on_host: HostActivity, function: Int64Array) -> Codes:
     """The cause of each piece before a launch."""
-    call, range_ = pieces["call"].to_numpy(), pieces["range"].to_numpy()
-    pid, tid, start = (pieces[name].to_numpy() for name in ("pid", "tid", "start"))
+    gap, tid, start, _, call, range_ = pieces
     of_call, of_range = on_host.cause[call], on_host.range_cause[range_]
     cases: list[tuple[Any, Any]] = [
-        (on_host.profiler.contains(pid, start), CODE["profiler"]),
+        (on_host.profiler.contains(gaps["pid"][gap], start), CODE["profiler"]),
         (of_call != NONE, of_call),
         (on_host.prepares[call] | on_host.loading.contains(tid, start), CODE["loading"]),
         (of_range != NONE, of_range),
         (on_host.is_off_cpu(tid, start) | on_host.host.system[on_host.rows[call]], CODE["off_cpu"]),
-        (start < pieces["late_until"].to_numpy(), CODE["after_sync"]),
-        (is_graph, CODE["graph"]),
+        (start < gaps["late_until"][gap], CODE["after_sync"]),
+        (gaps["is_graph"][gap], CODE["graph"]),
         ((call != NONE) | on_host.in_phase[range_], CODE["launch"]),
     ]
     if on_host.functions is not None:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -199,6 +200,29 @@ class Functions:
         return self._name[np.where(outermost == NONE, innermost, outermost)]
 
 
+class Pieces(NamedTuple):
+    """Pieces of intervals, in each of which a thread does one thing, shape ``(p,)`` each.
+
+    Attributes:
+        interval: The interval that it is a piece of.
+        tid: The thread.
+        start, end: In ns.
+        call: Its innermost call or operator, a position in `HostActivity.rows`, or `NONE`.
+        range: Its innermost range, or `NONE`.
+    """
+
+    interval: Int64Array
+    tid: Int64Array
+    start: Int64Array
+    end: Int64Array
+    call: Int64Array
+    range: Int64Array
+
+    def of(self, rows: Int64Array | npt.NDArray[np.bool_]) -> Pieces:
+        """Some of the pieces."""
+        return Pieces(*(column[rows] for column in self))
+
+
 class HostActivity:
     """What the host threads do while the devices wait for them.
 
@@ -288,38 +312,36 @@ class HostActivity:
             for pid, rows in calls.items()
         }
 
-    def pieces(self, waits: pd.DataFrame) -> pd.DataFrame:
+    def pieces(self, pid: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
         """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
         operator or layer is open on that thread, the piece is that of the thread of its process that is in the CUDA
         API, or calls it next: work moves between threads, from the main thread to an autograd thread and back.
 
         Args:
-            waits: Columns ``pid``, ``tid``, ``start`` and ``end`` in ns, and any others.
-
-        Returns:
-            The same columns of the pieces, in order, and ``call``, the innermost call or operator of the thread, a
-            position in `rows`, and ``range``, the innermost range, or `NONE`.
+            pid: Process of each interval, shape ``(n,)``.
+            tid: Its thread.
+            start: Its start in ns.
+            end: Its end.
         """
-        pieces = self._of_threads(waits.assign(launcher=waits["tid"])).reset_index(drop=True)
-        is_empty = (pieces["call"] == NONE) & ~self.in_layer[pieces["range"]]
-        is_empty &= pieces["pid"].isin(self._of_process)
-        host, parts = self.host, []
-        for pid, intervals in pieces[is_empty].groupby("pid"):
-            calls, starts, cuts = self._of_process[int(str(pid))]
-            row, start, end = _cut(cuts, intervals["start"].to_numpy(), intervals["end"].to_numpy())
+        pieces, host = self._of_threads(np.arange(len(tid)), tid, start, end), self.host
+        is_empty = (pieces.call == NONE) & ~self.in_layer[pieces.range]
+        is_moved, parts = np.zeros(len(is_empty), dtype=bool), [pieces]
+        for process, (calls, starts, cuts) in self._of_process.items():
+            of_process = is_empty & (pid[pieces.interval] == process)
+            is_moved |= of_process
+            empty = pieces.of(of_process)
+            row, start, end = _cut(cuts, empty.start, empty.end)
             latest = calls[np.searchsorted(starts, start, side="right") - 1]
             following = calls[np.searchsorted(starts, end, side="left")]
             call = np.where(host.end[latest] > start, latest, following)
-            tid = np.where(call == NONE, intervals["tid"].to_numpy()[row], host.tid[call])
-            parts.append(intervals.iloc[row].assign(tid=tid, start=start, end=end))
-        if not parts:
-            return pieces
-        moved = self._of_threads(pd.concat(parts))
-        is_lost = (moved["call"] == NONE) & ~self.in_phase[moved["range"]]
-        launcher, start = (moved.loc[is_lost, name].to_numpy() for name in ("launcher", "start"))
-        moved.loc[is_lost, "tid"] = launcher
-        moved.loc[is_lost, "range"] = self.ranges.nesting.innermost(launcher, start)
-        return pd.concat([pieces[~is_empty], moved]).sort_index(kind="stable", ignore_index=True)
+            moved_to = np.where(call == NONE, empty.tid[row], host.tid[call])
+            moved = self._of_threads(empty.interval[row], moved_to, start, end)
+            is_lost = (moved.call == NONE) & ~self.in_phase[moved.range]
+            moved.tid[is_lost] = tid[moved.interval[is_lost]]
+            moved.range[is_lost] = self.ranges.nesting.innermost(moved.tid[is_lost], moved.start[is_lost])
+            parts.append(moved)
+        parts[0] = pieces.of(~is_moved)
+        return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
@@ -333,17 +355,14 @@ class HostActivity:
         """Times of threads, on one line."""
         return self._line.at(np.searchsorted(self._threads, tid), time_ns)
 
-    def _of_threads(self, intervals: pd.DataFrame) -> pd.DataFrame:
-        """Cut intervals where the activity of their threads changes; a piece keeps the index of its interval."""
-        tid, start, end = (intervals[name].to_numpy() for name in ("tid", "start", "end"))
+    def _of_threads(self, interval: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
+        """Cut intervals where the activity of their threads changes."""
         opens = self._at(tid, start)
         row, starts, ends = _cut(self._moments, opens, self._at(tid, end))
-        pieces: pd.DataFrame = intervals.iloc[row]
         shift, tid = (start - opens)[row], tid[row]
-        pieces["start"], pieces["end"] = starts + shift, ends + shift
-        pieces["call"] = self.calls.innermost(tid, pieces["start"].to_numpy())
-        pieces["range"] = self.ranges.nesting.innermost(tid, pieces["start"].to_numpy())
-        return pieces
+        starts, ends = starts + shift, ends + shift
+        call, range_ = (nesting.innermost(tid, starts) for nesting in (self.calls, self.ranges.nesting))
+        return Pieces(interval[row], tid, starts, ends, call, range_)
 
     def _own_causes(self, rows: Int64Array) -> Int64Array:
         """The cause of each call and operator by itself, without inheritance."""
