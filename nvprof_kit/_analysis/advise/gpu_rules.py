@@ -23,6 +23,7 @@ from nvprof_kit._analysis.advise.program import (
     share,
 )
 from nvprof_kit._findings import Finding
+from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
@@ -115,19 +116,18 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     Saves: Them and the idle between.
     """
     kernels, steps, keys = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
-    small = kernels[kernels["ns"] < SMALL_NS]
-    times = kernels.assign(small=kernels["ns"] < SMALL_NS, small_ns=kernels["ns"].where(kernels["ns"] < SMALL_NS, 0))
-    storms = times.groupby(keys, observed=True).agg(
-        small=("small", "sum"), small_ns=("small_ns", "sum"), count=("ns", "size")
-    )
+    is_small = kernels["ns"] < SMALL_NS
+    counts = kernels[keys].assign(small=is_small, small_ns=kernels["ns"].where(is_small, 0), count=1)
+    storms = counts.groupby(keys, observed=True).sum()
     storms = storms[(storms["small"] >= STORM_COUNT * steps) & (storms["small"] >= STORM_SHARE * storms["count"])]
     if not len(storms):
         return
-    launches = program.times.launches.set_index(keys)["idle_ns"].to_dict()
-    storms["idle_ns"] = [launches.get(layer_and_phase, 0) for layer_and_phase in storms.index]
+    idle_ns = program.idle("launch", "unknown").groupby(keys)["idle_ns"].sum().to_dict()
+    storms["idle_ns"] = [idle_ns.get(layer_and_phase, 0) for layer_and_phase in storms.index]
     storms = storms.iloc[np.argsort(-(storms["idle_ns"] + storms["small_ns"]).to_numpy(), kind="stable")]
     (layer, phase), worst = storms.index[0], storms.iloc[0]
-    short = small[small.set_index(keys).index.isin(storms.index)]
+    short = kernels[is_small]
+    short = short[short.set_index(keys).index.isin(storms.index)]
     waits = worst["idle_ns"] >= WAITS_SHARE * worst["small_ns"]
     evidence = (
         f"in {layer} {phase} {worst['small'] // steps} of {worst['count'] // steps} kernels{program.per_step} are "
@@ -198,10 +198,12 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
     weights = np.power(np.uint64(1_000_003), (np.arange(len(run)) - starts[run]).astype(np.uint64))
     kernels = np.add.reduceat((names + np.uint64(1)) * weights, starts)
     kernels ^= first["block_kind"].cat.codes.to_numpy(dtype=np.uint64)
-    pairs = pd.DataFrame({"kernels": kernels, "kind": first["layer_kind"]}).drop_duplicates().astype({"kind": str})
-    kinds = pairs.sort_values("kind").groupby("kernels")["kind"].agg(" ".join)
-    parts = np.where(first["layer"] != NO_LAYER, kinds.loc[kernels], names[starts].astype(str))
-    return pd.Series(pd.Categorical(parts)[run], chains.index)
+    code, distinct = pd.factorize(kernels)
+    pairs = pd.DataFrame({"code": code, "kind": first["layer_kind"]}).drop_duplicates().astype({"kind": str})
+    kinds = pairs.sort_values("kind").groupby("code")["kind"].agg(" ".join)
+    part = np.where(first["layer"] != NO_LAYER, code, len(distinct) + names[starts].astype(np.int64))
+    texts = [*kinds, *map(str, range(len(chains["name"].cat.categories)))]
+    return pd.Series(labels(part, texts)[run], chains.index)
 
 
 def tensor_copies(program: Program) -> Iterator[Finding]:

@@ -101,7 +101,7 @@ class Program(Operations):
         super().__init__(operations.trace, operations=operations)
         self.choice = choose_steps(self.trace, self.attribution, steps)
         self.times = times or breakdown_of(
-            self.trace, self.attribution, self.classes, self.choice, with_queue_and_path=False
+            self.trace, self.attribution, self.classes, self.choice, self.host, is_full=False
         )
         rows = self.times.steps
         is_step = np.append(self.choice.shown, False)[self.times.instances]
@@ -113,6 +113,11 @@ class Program(Operations):
         self.parts = max(self.choice.count, 1) * self.gpus
         self.per_step = " per step" if self.choice.count else ""
         self.waited_ns = waited_ns * max(self.choice.count, 1)
+
+    @cached_property
+    def host(self) -> HostCalls:
+        """The calls of the capture."""
+        return HostCalls(self.trace)
 
     @cached_property
     def ops(self) -> pd.DataFrame:
@@ -150,19 +155,19 @@ class Program(Operations):
     def launch_ns(self) -> tuple[int, int]:
         """By how much the profiler makes a kernel's launch longer, and the host's usual time from one to the next."""
         calls = self.trace.calls
-        columns = ["tid", "start_ns", "end_ns"]
-        launches = None if calls is None else calls.loc[matching(calls["name"], _KERNEL_LAUNCH), columns]
-        if launches is None or len(launches) < 2:
+        if calls is None or len(rows := np.flatnonzero(matching(calls["name"], _KERNEL_LAUNCH))) < 2:
             return 0, 0
-        longer_ns = max(int((launches["end_ns"] - launches["start_ns"]).median()) - LAUNCH_NS, 0)
-        launches = launches.sort_values(["tid", "start_ns"])
-        between_ns = launches.groupby("tid")["start_ns"].diff().fillna(0).median()
-        return longer_ns, max(int(between_ns) - longer_ns, 0)
+        tid, start, end = (calls[name].to_numpy()[rows] for name in ("tid", "start_ns", "end_ns"))
+        longer_ns = max(int(np.median(end - start)) - LAUNCH_NS, 0)
+        order = np.lexsort((start, tid))
+        between_ns = np.diff(start[order], prepend=start[order[0]])
+        between_ns[1:] *= np.diff(tid[order]) == 0
+        return longer_ns, max(int(np.median(between_ns)) - longer_ns, 0)
 
     @cached_property
     def replays(self) -> list[tuple[Replay, pd.Index[int]]]:
         """The steps without the profiler: of each GPU of a process, with its windows."""
-        host, devices, steps = HostCalls(self.trace), devices_of(self.trace)[0], self.times.steps
+        host, devices, steps = self.host, devices_of(self.trace)[0], self.times.steps
         replays = []
         for lane, gpu in enumerate(devices):
             ops = self.ops.loc[self.ops["lane"] == lane, ["start_ns", "end_ns"]].sort_values("start_ns", kind="stable")
@@ -175,6 +180,7 @@ class Program(Operations):
             replay = Replay(host, ops, intervals)
             if len(replay.calls):
                 replays.append((replay, of_lane.index))
+        del host, self.host  # of large captures, much memory
         return replays
 
     def saved_ns(self, waits: pd.DataFrame, gaps: pd.DataFrame) -> int:
@@ -259,16 +265,19 @@ class Program(Operations):
         where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
         is_start = np.diff(positions, prepend=-2) != 1
         is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
-        light = ops[_RUN_COLUMNS].iloc[order[positions]].assign(run=is_start.cumsum(dtype=np.int32))
+        run = is_start.cumsum(dtype=np.int32)
+        length = np.bincount(run).astype(np.int32)[run]
+        in_row = length >= 2
+        light: pd.DataFrame = (
+            ops[_RUN_COLUMNS].iloc[order[positions[in_row]]].assign(run=run[in_row], length=length[in_row])
+        )
         run = light["run"].to_numpy()
-        copies = np.bincount(run, light["kernel_class"] == "copy")[run]
-        light["length"] = np.bincount(run).astype(np.int32)[run]
-        light["only_copies"] = copies == light["length"]
-        masks_ns = exact_sums(run, light["ns"].where(matching(light["name"], _MASKS), 0).to_numpy(), len(run) + 1)
-        all_ns = exact_sums(run, light["ns"].to_numpy(), len(run) + 1)
+        light["only_copies"] = np.bincount(run, light["kernel_class"] == "copy")[run] == light["length"]
+        masks_ns = exact_sums(run, light["ns"].where(matching(light["name"], _MASKS), 0).to_numpy(), len(length) + 1)
+        all_ns = exact_sums(run, light["ns"].to_numpy(), len(length) + 1)
         fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
         light["makes_mask"] = (masks_ns >= MASK_PART * np.maximum(all_ns, 1))[run] & light["call_of_layer"].isin(fused)
-        return light[light["length"] >= 2]
+        return light
 
     @property
     def mask_kernels(self) -> pd.DataFrame:
@@ -308,7 +317,7 @@ class Program(Operations):
             (before >= 0) & (before + 1 < len(ends)) & gaps["cause"].isin([*at_work, "launch", "copy", "queued"])
         )
         if is_between.any():
-            order = np.argsort(self.ops["end_ns"])
+            order = np.argsort(self.ops["end_ns"], kind="stable")
             done_ns = np.append(0, np.cumsum(self.ops["ns"].to_numpy()[order]))
             work_ns = done_ns[np.searchsorted(self.ops["end_ns"].to_numpy()[order], ends, side="right")]
             step = np.searchsorted(np.sort(self.steps["start_ns"]), ends, side="right")
@@ -346,7 +355,8 @@ class Program(Operations):
         gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
         waits = self.times.waits[~self.times.waits["gap"].isin(self.gaps_at_copies.index)]
         waits = waits.astype({"layer": str, "phase": str, "call": str})
-        rows = waits.join(gaps[["start_ns", "idle_ns", "window"]], on="gap").sort_values("start_ns", kind="stable")
+        of_gap = {name: gaps[name].to_numpy()[waits["gap"]] for name in ("start_ns", "idle_ns", "window")}
+        rows = waits.assign(**of_gap).sort_values("start_ns", kind="stable")
         if not (len(rows) and len(ops)):
             return rows.assign(follows=False)
         first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap

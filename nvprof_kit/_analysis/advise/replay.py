@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array
+from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._analysis.breakdown.host import HostCalls
 
 if TYPE_CHECKING:
@@ -55,45 +55,49 @@ class Replay:
 
     def __init__(self, host: HostCalls, ops: pd.DataFrame, skipped: Intervals) -> None:
         call = host.of_op[ops.index.to_numpy()]
-        start, end = (ops[name].to_numpy().astype(float) for name in ("start_ns", "end_ns"))
-        self._first_ns = min(start.min(), host.start[call[call >= 0]].min(initial=int(start.min())))
-        self.calls, calls_between = _launches_and_waits(host, call, self._first_ns, end.max())
-        self._call_start, self._call_end = (times[self.calls].astype(float) for times in (host.start, host.end))
-        self._between_ns, self._inside_ns = self._unprofiled(host, calls_between, skipped)
+        start, end = (ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+        self._origin = int(host.start[call[call >= 0]].min(initial=start.min()))
+        self.calls, calls_between = _launches_and_waits(host, call, self._origin, end.max())
+        of_calls = np.column_stack([times[self.calls] - self._origin for times in (host.start, host.end)])
+        self._moments_ns = np.append(0.0, of_calls)  # all times are since the origin
+        del of_calls  # of large captures, much memory
+        call_start, call_end = self._moments_ns[1::2].copy(), self._moments_ns[2::2].copy()
+        start, end = ((times - self._origin).astype(float) for times in (start, end))
+        self._host_ns = self._unprofiled(host, calls_between, skipped)
         self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
-        launch = np.searchsorted(self._call_start, host.start[call], side="right") - 1
+        launch = np.searchsorted(call_start, host.start[call] - self._origin, side="right") - 1
         self._launch = np.where(call >= 0, launch, -1)
-        self._time_operations(start, end)
+        self._time_operations(start, end, launched=np.append(call_end, -np.inf)[self._launch])
         # each wait waits for the last operation that is launched before it and ends before it returns
         self._waits = np.flatnonzero(host.waits[self.calls])
         self._waits_before = np.searchsorted(self._waits, self._launch).astype(np.int32)  # the launch of an operation
         self._ops_before = np.searchsorted(np.maximum.accumulate(self._launch), self._waits, side="right")
-        returned = self._call_end[self._waits]
+        returned = call_end[self._waits]
         ended = np.searchsorted(np.maximum.accumulate(end), returned + START_NS / 2, side="right")
         self._awaited = np.minimum(ended, self._ops_before) - 1
         awaited_end = np.append(end, -np.inf)[self._awaited]
-        self._has_waited = awaited_end > self._call_start[self._waits]
+        self._has_waited = awaited_end > call_start[self._waits]
         self._return_ns = np.where(self._has_waited, np.clip(returned - awaited_end, 0, 4 * RETURN_NS), RETURN_NS)
 
-    def _unprofiled(self, host: HostCalls, calls_between: Int64Array, skipped: Intervals) -> tuple[Times, Times]:
-        """How long the host takes before each call and in it without the profiler; nothing in skipped steps."""
-        start, end = self._call_start, self._call_end
-        length_ns = end - start
-        launches_ns = length_ns[host.named("LaunchKernel", self.calls)]
+    def _unprofiled(self, host: HostCalls, calls_between: Int64Array, skipped: Intervals) -> Times:
+        """How long the host takes before each call and in it without the profiler, shape ``(c, 2)``; nothing in skipped
+        steps.
+        """
+        times: Times = np.diff(self._moments_ns).reshape(-1, 2)
+        before_ns, inside_ns = times.T
+        launches_ns = inside_ns[host.named("LaunchKernel", self.calls)]
         launch_ns = int(np.median(launches_ns)) if len(launches_ns) else 0
         added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)
-        before_ns = np.maximum(start - np.append(self._first_ns, end[:-1]) - added_ns * calls_between, 0)
-        inside_ns = np.maximum(length_ns - added_ns, np.minimum(length_ns, LAUNCH_NS / 3))
-        is_skipped = np.searchsorted(skipped[0], start, side="right") > np.searchsorted(skipped[1], start)
-        before_ns, inside_ns = (
-            np.where(times < ASLEEP_NS, times / slowdown, times) * ~is_skipped for times in (before_ns, inside_ns)
-        )
-        return before_ns, inside_ns
+        before_ns[:] = np.maximum(before_ns - added_ns * calls_between, 0)
+        inside_ns[:] = np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3))
+        np.divide(times, slowdown, out=times, where=times < ASLEEP_NS)
+        start = host.start[self.calls]
+        times[np.searchsorted(skipped[0], start, side="right") > np.searchsorted(skipped[1], start)] = 0
+        return times
 
-    def _time_operations(self, start: Times, end: Times) -> None:
+    def _time_operations(self, start: Times, end: Times, launched: Times) -> None:
         """How long each operation occupies the GPU, and starts after its launch or after the operation before."""
-        launched = np.append(self._call_end, -np.inf)[self._launch]
         free = np.maximum.accumulate(np.append(start[:1], end[:-1]))  # when those before each are done
         is_late = launched > free
         self._busy_ns = np.maximum(end - np.maximum(free, start), 0)  # those that overlap count once
@@ -125,16 +129,15 @@ class Replay:
 
     def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals) -> float:
         """How long it takes if these of `calls` do not wait, and the host's time in these intervals vanishes."""
-        between_ns, inside_ns = self._between_ns, self._inside_ns
+        times = self._host_ns
         if len(intervals[0]):
-            cover, lane = Cover(np.zeros_like(intervals[0]), *intervals), np.zeros_like(self.calls)
-            before = np.append(self._first_ns, self._call_end[:-1]).astype(np.int64)
-            start, end = self._call_start.astype(np.int64), self._call_end.astype(np.int64)
-            remaining_ns = start - before - cover.inside(lane, before, start)
-            between_ns = between_ns * remaining_ns / np.maximum(start - before, 1)
-            inside_ns = inside_ns * (end - start - cover.inside(lane, start, end)) / np.maximum(end - start, 1)
+            vanished_ns = np.cumsum(intervals[1] - intervals[0])
+            edges, until_edge_ns = np.column_stack(intervals).ravel(), np.append(0, vanished_ns.repeat(2)[:-1])
+            until_ns = np.interp(self._moments_ns, edges - self._origin, until_edge_ns)
+            length_ns, gone_ns = (np.diff(moments).reshape(-1, 2) for moments in (self._moments_ns, until_ns))
+            times = times * (length_ns - gone_ns) / np.maximum(length_ns, 1)
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
-        between_ns, inside_ns = np.where(reads, 0, between_ns), np.where(reads, 0, inside_ns)
+        between_ns, inside_ns = np.where(reads, 0, times.T)
         host_ns = np.cumsum(between_ns + inside_ns)  # when each call returns, if none waits
         delay_ns = np.zeros(len(self._waits) + 1)  # by how much the waits up to each delay the host
         planned = self._back_to_back_ns
@@ -161,14 +164,16 @@ class Replay:
 
 
 def _launches_and_waits(
-    host: HostCalls, call: Int64Array, first_ns: float, last_ns: float
+    host: HostCalls, call: Int64Array, first_ns: int, last_ns: int
 ) -> tuple[Int64Array, Int64Array]:
     """The calls of a process between two times that launch or wait, none inside another, and how many others are before
     each.
     """
-    calls = host.of_process(int(host.pid[call[call >= 0]][0]), np.arange(len(host.start) - 1))
-    calls = calls[(host.end[calls] > first_ns) & (host.start[calls] < last_ns)]
+    rows = np.flatnonzero((host.end[:-1] > first_ns) & (host.start[:-1] < last_ns))
+    calls = host.of_process(int(host.pid[call[call >= 0]][0]), rows)
     previous_end = np.maximum.accumulate(np.append(first_ns, host.end[calls]))[:-1]
     calls = calls[host.start[calls] >= previous_end]
-    positions = np.flatnonzero(host.waits[calls] | np.isin(calls, call))
+    is_launch = np.zeros(len(host.start), dtype=bool)
+    is_launch[call] = True
+    positions = np.flatnonzero(host.waits[calls] | is_launch[calls])
     return calls[positions], np.diff(positions, prepend=-1) - 1

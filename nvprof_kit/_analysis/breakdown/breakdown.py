@@ -164,8 +164,9 @@ def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Break
         UsageError: None of the selected steps is in the capture.
         AssertionError: The parts do not add up to the whole: a bug in this package.
     """
-    choice = choose_steps(operations.trace, operations.attribution, options)
-    result = breakdown_of(operations.trace, operations.attribution, operations.classes, choice)
+    trace, attribution = operations.trace, operations.attribution
+    choice = choose_steps(trace, attribution, options)
+    result = breakdown_of(trace, attribution, operations.classes, choice, HostCalls(trace))
     if result.communication["bytes"].notna().all():
         return result
     text = (
@@ -180,8 +181,9 @@ def breakdown_of(
     attribution: Attribution,
     classes: KernelClasses,
     choice: StepChoice,
+    host: HostCalls,
     *,
-    with_queue_and_path: bool = True,
+    is_full: bool = True,
 ) -> Breakdown:
     """Compute the time breakdown of a capture with known attribution and classes.
 
@@ -192,17 +194,19 @@ def breakdown_of(
         choice: The steps included in the tables of idle time, communication, copies and launches; the whole capture if
             it has no steps. The tables also include waiting for data between steps, unless the user selected steps; in
             that case `steps` lists only the selected ones.
-        with_queue_and_path: Whether to compute the queue and the critical path, which are empty otherwise.
+        host: Its calls.
+        is_full: Whether to compute the launches, the queue and the critical path, which are empty otherwise.
     """
     windows = step_windows(trace, attribution)
     active = activity(trace, classes, windows)
-    host = HostCalls(trace)
     idling = idle(trace, attribution, windows, active.gaps, host)
     bare = exposed(trace, windows, active)
     steps = _steps(windows, active, idling)
-    queue, path = (pd.DataFrame(columns=list(columns)) for columns in (QUEUE_TIME_COLUMNS, PATH_COLUMNS))
+    launches, queue, path = (
+        pd.DataFrame(columns=list(columns)) for columns in (LAUNCH_COLUMNS, QUEUE_TIME_COLUMNS, PATH_COLUMNS)
+    )
     median_index = median_window(windows, choice.shown)
-    if with_queue_and_path:
+    if is_full:
         steps = steps.join(queue_by_window(trace, windows, host))[list(COLUMNS)]
         queue = queue_over_time(trace, windows, host, median_index)
         path = critical_path(trace, attribution, windows, host, median_index)
@@ -223,6 +227,8 @@ def breakdown_of(
                 of_parts |= (of_part < 0) & (idling.parts["cause"] == "dataloader").to_numpy()
         of_wait = of_gap[idling.waits["gap"].to_numpy()]
         idling = replace(idling, waits=idling.waits[np.append(choice.shown, choice.everything)[of_wait]])
+    if is_full:
+        launches = launch_table(trace, attribution, host, idling.parts, is_counted=all_ops, of_parts=of_parts)
     shown_as = int(np.count_nonzero(is_listed[:median_index]))
     total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     return Breakdown(
@@ -232,7 +238,7 @@ def breakdown_of(
         idle=_idle_table(idling.parts, of_parts),
         communication=comm_table(trace, attribution, active, bare, is_counted=all_ops),
         copies=copy_table(trace, attribution, active, bare, host, is_counted=all_ops),
-        launches=launch_table(trace, attribution, host, idling.parts, is_counted=all_ops, of_parts=of_parts),
+        launches=launches,
         queue=queue,
         critical_path=path,
         critical_window=shown_as,
@@ -279,7 +285,7 @@ def _check(steps: pd.DataFrame) -> None:
 def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
     """Idle time of the `counted` parts by cause, layer, phase, operator and call, the longest first."""
     keys = ["cause", *PLACE]
-    place_code = joined([np.asarray(parts[name].cat.codes, np.int64) for name in keys])
+    place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])
     assert place_code is not None, "a program has few names"
     groups = parts["idle_ns"][is_counted].groupby(place_code[is_counted], sort=False)
     table = groups.agg(gaps="size", idle_ns="sum", longest_ns="max", longest="idxmax").reset_index()
