@@ -201,9 +201,9 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
     code, distinct = pd.factorize(kernels)
     pairs = pd.DataFrame({"code": code, "kind": first["layer_kind"]}).drop_duplicates().astype({"kind": str})
     kinds = pairs.sort_values("kind").groupby("code")["kind"].agg(" ".join)
-    part = np.where(first["layer"] != NO_LAYER, code, len(distinct) + names[starts].astype(np.int64))
+    text = np.where(first["layer"] != NO_LAYER, code, len(distinct) + names[starts].astype(np.int64))
     texts = [*kinds, *map(str, range(len(chains["name"].cat.categories)))]
-    return pd.Series(labels(part, texts)[run], chains.index)
+    return pd.Series(labels(text, texts)[run], chains.index)
 
 
 def tensor_copies(program: Program) -> Iterator[Finding]:

@@ -58,9 +58,8 @@ class Replay:
         start, end = (ops[name].to_numpy() for name in ("start_ns", "end_ns"))
         self._origin = int(host.start[call[call >= 0]].min(initial=start.min()))
         self.calls, calls_between = _launches_and_waits(host, call, self._origin, end.max())
-        of_calls = np.column_stack([times[self.calls] - self._origin for times in (host.start, host.end)])
-        self._moments_ns = np.append(0.0, of_calls)  # all times are since the origin
-        del of_calls  # of large captures, much memory
+        of_calls = (times[self.calls] - self._origin for times in (host.start, host.end))
+        self._moments_ns = np.append(0.0, np.column_stack([*of_calls]))  # all times are since the origin
         call_start, call_end = self._moments_ns[1::2].copy(), self._moments_ns[2::2].copy()
         start, end = ((times - self._origin).astype(float) for times in (start, end))
         self._host_ns = self._unprofiled(host, calls_between, skipped)
@@ -134,7 +133,7 @@ class Replay:
             vanished_ns = np.cumsum(intervals[1] - intervals[0])
             edges, until_edge_ns = np.column_stack(intervals).ravel(), np.append(0, vanished_ns.repeat(2)[:-1])
             until_ns = np.interp(self._moments_ns, edges - self._origin, until_edge_ns)
-            length_ns, gone_ns = (np.diff(moments).reshape(-1, 2) for moments in (self._moments_ns, until_ns))
+            length_ns, gone_ns = (np.diff(edge_ns).reshape(-1, 2) for edge_ns in (self._moments_ns, until_ns))
             times = times * (length_ns - gone_ns) / np.maximum(length_ns, 1)
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         between_ns, inside_ns = np.where(reads, 0, times.T)

@@ -20,15 +20,7 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, exact_sums, joined, touches
 from nvprof_kit._analysis.attribution.steps import Windows
-from nvprof_kit._analysis.breakdown.host import (
-    CODE,
-    LONG_NS,
-    NAMES,
-    SYNCHRONIZING_COPIES,
-    HostActivity,
-    HostCalls,
-    Pieces,
-)
+from nvprof_kit._analysis.breakdown.host import CODE, LONG_NS, SYNCHRONIZING_COPIES, HostActivity, HostCalls, Pieces
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS, Trace
@@ -219,7 +211,7 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
         frame["phase"] = pd.Categorical.from_codes(frame["phase"], dtype=phases.dtype)
         frame["call"] = labels(frame["call"].to_numpy(), names)
     parts["operator"] = labels(parts["operator"].to_numpy(), names)
-    parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index(NAMES, dtype=object))
+    parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index([*CODE], dtype=object))
     gap_table = pd.DataFrame(
         {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, copy=False
     )
@@ -255,12 +247,12 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     pieces = on_host.pieces(gaps["pid"][launching], tid[launching], start[launching], until[launching])
     pieces = pieces._replace(interval=launching[pieces.interval])
     gaps = {**gaps, "late_until": late_until}
-    late = late_until[pieces.interval]
-    cut = np.flatnonzero((pieces.start < late) & (late < pieces.end))
+    delayed_until = late_until[pieces.interval]
+    cut = np.flatnonzero((pieces.start < delayed_until) & (delayed_until < pieces.end))
     if len(cut):
-        count = len(late)
+        count = len(delayed_until)
         pieces = pieces.of(np.append(np.arange(count), cut))
-        pieces.end[cut] = pieces.start[count:] = late[cut]
+        pieces.end[cut] = pieces.start[count:] = delayed_until[cut]
     function = np.full(len(pieces.tid), NONE)
     if functions is not None:  # outside calls, operators and layers
         function = functions.at(pieces.tid, pieces.start, (end - start)[pieces.interval])
