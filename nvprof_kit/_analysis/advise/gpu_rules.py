@@ -253,7 +253,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     if not products["ns"].any():
         return
     # of weights and activations to fp32 and back, for these products
-    casts = ops[matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)]
+    is_cast = matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)
+    casts = ops.loc[is_cast, ["start_ns", "end_ns", "lane", "call_of_layer"]]
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
     keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if program.mode == "decode" else 7 / 8
@@ -264,7 +265,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     has_peers = times["size"] >= SIBLINGS - 1
     saved_ns = (times["fp32_ns"] * saved_share).where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
     saves = busy_ns * float(saved_ns.sum() / times["fp32_ns"].sum()) + cast_ns
-    saves = min(saves, program.busy_ns(ops[ops.index.isin(products.index.union(casts.index))]))  # they may overlap
+    saves = min(saves, program.busy_ns(pd.concat([products[casts.columns], casts])))  # they may overlap
     layer, phase = costliest(products, "ns")
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (

@@ -288,7 +288,8 @@ def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.Da
     place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])
     assert place_code is not None, "a program has few names"
     groups = parts["idle_ns"][is_counted].groupby(place_code[is_counted], sort=False)
-    table = groups.agg(gaps="size", idle_ns="sum", longest_ns="max", longest="idxmax").reset_index()
+    table = groups.agg(gaps="size", idle_ns="sum", longest="idxmax").reset_index()
+    table["longest_ns"] = parts["idle_ns"].to_numpy()[table["longest"].to_numpy(dtype=np.int64)]
     order = ["idle_ns", "longest_ns", "longest"]
     table = table.sort_values(order, ascending=[False, False, True], ignore_index=True)
     longest = parts.iloc[table["longest"].to_numpy(dtype=np.int64)]

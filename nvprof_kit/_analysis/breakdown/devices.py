@@ -304,9 +304,10 @@ def _waits(gaps: Table, pieces: Pieces, on_host: HostActivity, layers: Codes, ph
     awaited = np.flatnonzero(late_until > start)
     event = on_host.rows[on_host.calls.innermost(gaps["tid"][awaited], start[awaited])]
     range_ = on_host.ranges.nesting.innermost(host.tid[event], host.start[event])
-    inside = pieces.of(host.waits[on_host.rows[pieces.call]])
+    inside = pieces.of(np.flatnonzero(host.waits[on_host.rows[pieces.call]]))
     inside = inside.of(np.lexsort((inside.start, inside.interval)))
-    inside = inside.of((np.diff(inside.interval, prepend=NONE) > 0) & ~np.isin(inside.interval, awaited))
+    is_first = np.diff(inside.interval, prepend=NONE) > 0
+    inside = inside.of(np.flatnonzero(is_first & ~np.isin(inside.interval, awaited)))
     event = np.concatenate((event, on_host.rows[inside.call]))
     range_ = np.concatenate((range_, inside.range))
     gap = np.concatenate((awaited, inside.interval))

@@ -218,7 +218,7 @@ class Pieces(NamedTuple):
     call: Int64Array
     range: Int64Array
 
-    def of(self, rows: Int64Array | npt.NDArray[np.bool_]) -> Pieces:
+    def of(self, rows: Int64Array) -> Pieces:
         """Some of the pieces."""
         return Pieces(*(column[rows] for column in self))
 
@@ -327,8 +327,8 @@ class HostActivity:
         is_empty = (pieces.call == NONE) & ~self.in_layer[pieces.range]
         is_moved, parts = np.zeros(len(is_empty), dtype=bool), [pieces]
         for process, (calls, starts, cuts) in self._of_process.items():
-            of_process = is_empty & (pid[pieces.interval] == process)
-            is_moved |= of_process
+            of_process = np.flatnonzero(is_empty & (pid[pieces.interval] == process))
+            is_moved[of_process] = True
             empty = pieces.of(of_process)
             row, start, end = _cut(cuts, empty.start, empty.end)
             latest = calls[np.searchsorted(starts, start, side="right") - 1]
@@ -340,7 +340,7 @@ class HostActivity:
             moved.tid[is_lost] = tid[moved.interval[is_lost]]
             moved.range[is_lost] = self.ranges.nesting.innermost(moved.tid[is_lost], moved.start[is_lost])
             parts.append(moved)
-        parts[0] = pieces.of(~is_moved)
+        parts[0] = pieces.of(np.flatnonzero(~is_moved))
         return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
