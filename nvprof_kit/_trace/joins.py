@@ -4,7 +4,7 @@ creation of the graph node that it replayed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,17 +31,19 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     as string ids are.
     """
     low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
+    if low == high:
+        return ids[:1], np.broadcast_to(np.int32(0), len(ids))
     if high - low > max(_SPARSE * len(ids), 1 << 16):
         import pandas as pd
 
         code, values = pd.factorize(ids, sort=True)
         return np.asarray(values, dtype=np.int64), code
-    is_present = np.zeros(high - low + 1, dtype=np.bool_)
-    is_present[ids - low] = True
+    is_present, place = np.zeros(high - low + 1, dtype=np.bool_), ids - low if low else ids
+    is_present[place] = True
     present_ids = np.flatnonzero(is_present)
     rank_of_id = np.zeros(len(is_present), dtype=np.int32)
     rank_of_id[present_ids] = np.arange(len(present_ids), dtype=np.int32)
-    return present_ids + low, rank_of_id[ids - low]
+    return present_ids + low, rank_of_id[place]
 
 
 def distinct_rows(
@@ -64,6 +66,14 @@ def few(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The sorted distinct values of a long column with few of them in long runs, such as process ids."""
     changes = np.flatnonzero(values[1:] != values[:-1]) + 1
     return np.unique(np.append(values[:1], values[changes]))
+
+
+def concatenated(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """One column of several; it takes no memory for each row if all of them are of one value and take none."""
+    columns = [column for column in columns if len(column)] or columns
+    if all(column.strides == (0,) and column[0] == columns[0][0] for column in columns):
+        return np.broadcast_to(columns[0][0], sum(map(len, columns)))
+    return np.concatenate(columns)
 
 
 def launching_calls(calls: Mapping[str, Any] | pd.DataFrame, ops: Mapping[str, Any] | pd.DataFrame) -> Int64Array:

@@ -1,7 +1,7 @@
 """The tables of an export, whatever holds them: which there are, and columns of them as NumPy arrays.
 
-A form of exports gives batches of rows as Arrow arrays; all else follows from these. `nvprof_kit._trace.files.sqlite`
-and `nvprof_kit._trace.files.parquet` are the forms.
+A form of exports gives columns as Arrow arrays; all else follows from these. `nvprof_kit._trace.files.sqlite` and
+`nvprof_kit._trace.files.parquet` are the forms.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Database(ABC):
         """The error for a damaged export."""
 
     @abstractmethod
-    def batches(
+    def arrays(
         self, table: str, columns: Collection[str], where: Sequence[Where] = (), texts: Collection[str] = ()
-    ) -> Iterator[Any]:
-        """The rows that meet all conditions, as Arrow batches. Thread-safe.
+    ) -> Iterator[tuple[str, Any]]:
+        """Columns of the rows that meet all conditions, piece by piece: a column, and an Arrow array. Thread-safe.
 
         Args:
             table: The table.
@@ -104,8 +104,8 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def count(self, table: str, where: Sequence[Where] = ()) -> int:
-        """Number of rows that meet all conditions; 0 without the table."""
+    def count(self, table: str) -> int:
+        """Number of rows; 0 without the table."""
 
     @abstractmethod
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
@@ -135,20 +135,25 @@ class Database(ABC):
         Raises:
             CaptureError: The export is damaged, or a column has values of another type.
         """
-        parts: dict[str, list[npt.NDArray[Any]]] = {
-            column: [np.empty(0, dtype=object if column in texts else np.int64)] for column in columns
-        }
-        nulls = dict.fromkeys(columns, 0)
-        for batch in self.batches(table, columns, where, texts):
-            for column in columns:
-                array = batch.column(column)
-                nulls[column] += array.null_count
-                if not (is_text if column in texts else is_integer)(array.type):
-                    raise self.broken(f"{table}.{column} is {array.type}")
-                parts[column].append(as_texts(array) if column in texts else as_integers(array, missing))
-        joined = {column: np.concatenate(parts.pop(column)) for column in columns}
+        rows, nulls = dict.fromkeys(columns, 0), dict.fromkeys(columns, 0)
+        size, dtypes = self.count(table), dict.fromkeys(columns, np.int64) | dict.fromkeys(texts, object)
+        values = {column: np.broadcast_to(np.zeros(1, dtype), size) for column, dtype in dtypes.items()}
+        for column, array in self.arrays(table, columns, where, texts):
+            nulls[column] += array.null_count
+            if not (is_text if column in texts else is_integer)(array.type):
+                raise self.broken(f"{table}.{column} is {array.type}")
+            if rows[column] + len(array) > size:
+                raise self.broken(f"{table} grew while it was read")
+            if len(array):
+                piece = as_texts(array) if column in texts else as_integers(array, missing)
+                values[column] = extended(values[column], rows[column], piece)
+                rows[column] += len(array)
+        for column in columns:
+            if values[column].strides != (0,):
+                values[column].resize(rows[column], refcheck=False)  # gives back the rest
+            values[column] = values[column][: rows[column]]
         pyarrow.default_memory_pool().release_unused()
-        return joined, nulls
+        return values, nulls
 
     @cached_property
     def strings(self) -> dict[int, str]:
@@ -181,6 +186,17 @@ class Database(ABC):
             self.warnings.append(Issue("rows", "warning", share, fault))
 
 
+def extended(column: npt.NDArray[Any], rows: int, piece: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A column with a piece behind its first rows; it takes memory for each row only once two of them differ."""
+    values = column if rows else np.broadcast_to(piece[:1].copy(), len(column))
+    if values.strides == (0,) and (piece != values[0]).any():
+        column, values = values, np.empty(len(column), piece.dtype)
+        values[:rows] = column[:rows]
+    if values.strides != (0,):
+        values[rows : rows + len(piece)] = piece
+    return values
+
+
 def is_integer(type_: Any) -> bool:
     """Whether an Arrow type has integers; a column without any value has."""
     types = pyarrow.types
@@ -203,7 +219,7 @@ def as_integers(array: Any, missing: int) -> Int64Array:
     the main thread, that thread would wait forever.
     """
     if array.null_count == len(array):
-        return np.full(len(array), missing, dtype=np.int64)
+        return np.broadcast_to(np.int64(missing), len(array))
     integers = int64(array)
     integers = integers.fill_null(missing) if integers.null_count else integers
     return np.frombuffer(integers.buffers()[1], np.int64)[integers.offset : integers.offset + len(integers)]

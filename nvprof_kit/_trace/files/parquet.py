@@ -20,8 +20,8 @@ from nvprof_kit.errors import CaptureError
 SUFFIXES = (".parquet", ".arrow")
 """Suffixes of the files; a folder has one of them."""
 
-_BATCH_ROWS = 1 << 18
-"""So many rows are read at a time."""
+_BATCH_ROWS = 1 << 16
+"""So many rows are read at a time: what they take stays in the processor's cache, and is used again for the next."""
 
 
 class TableFolder(Database):
@@ -48,52 +48,64 @@ class TableFolder(Database):
         """The error for a damaged folder."""
         return CaptureError(f"{self.named}: a table in it is damaged ({error}); export the .nsys-rep again")
 
-    def batches(
+    def arrays(
         self, table: str, columns: Collection[str], where: Sequence[Where] = (), texts: Collection[str] = ()
-    ) -> Iterator[Any]:
-        """The rows that meet all conditions, as Arrow batches; see `Database.batches`."""
-        file = self._files.file(table)
+    ) -> Iterator[tuple[str, Any]]:
+        """Columns of the rows that meet all conditions, column by column; see `Database.arrays`."""
+        chosen = self._chosen(table, where)
+        for column in columns:
+            for batch in self._batches(table, [column], chosen):
+                yield column, batch.column(0)
+
+    def _batches(self, table: str, columns: Collection[str], chosen: Sequence[Any] | None = None) -> Iterator[Any]:
+        """The chosen rows as Arrow batches; all of them for None."""
+        if chosen is None or any(is_met.true_count for is_met in chosen):
+            for number, batch in enumerate(self._files.file(table).batches([*columns])):
+                yield batch if chosen is None else batch.filter(chosen[number])
+
+    def _chosen(self, table: str, where: Sequence[Where]) -> list[Any] | None:
+        """Which rows of each batch meet all conditions, as Arrow arrays; None without conditions."""
+        if not where:
+            return None
+        file, chosen = self._files.file(table), []
         if missing := {condition.column for condition in where} - file.types.keys():
             raise self.refuse(f"the table {table} has no column {min(missing)}")
-        for batch in file.batches([*dict.fromkeys((*columns, *(condition.column for condition in where)))]):
+        for batch in file.batches([*{condition.column for condition in where}]):
+            is_met: Any = True
             for condition in where:
                 array = batch.column(condition.column)
                 if not is_integer(array.type):
                     raise self.broken(f"{table}.{condition.column} is {array.type}")
-                is_met = compute.is_in(int64(array), value_set=pyarrow.array([*condition.values], pyarrow.int64()))
-                is_met = compute.invert(is_met) if condition.excluded else is_met
+                is_one = compute.is_in(int64(array), value_set=pyarrow.array([*condition.values], pyarrow.int64()))
+                is_one = compute.invert(is_one) if condition.excluded else is_one
                 if array.null_count and condition.or_null:
-                    is_met = compute.or_(is_met, array.is_null())
+                    is_one = compute.or_(is_one, array.is_null())
                 elif array.null_count:
-                    is_met = compute.and_(is_met, array.is_valid())
-                batch = batch.filter(is_met)  # noqa: PLW2901
-            if batch.num_rows:
-                yield batch
+                    is_one = compute.and_(is_one, array.is_valid())
+                is_met = compute.and_(is_met, is_one)
+            chosen.append(is_met)
+        return chosen
 
     def rows(
         self, table: str, columns: Sequence[str], where: Sequence[Where] = (), *, limit: int = -1
     ) -> list[tuple[Any, ...]]:
         """Rows of a small table, or few of a large one; see `Database.rows`."""
         rows: list[tuple[Any, ...]] = []
-        for batch in self.batches(table, columns, where):
+        for batch in self._batches(table, columns, self._chosen(table, where)):
             batch = batch if limit < 0 else batch.slice(0, limit - len(rows))  # noqa: PLW2901
             rows += zip(*(plain(batch.column(column)) for column in columns), strict=True)
             if 0 <= limit <= len(rows):
                 break
         return rows
 
-    def count(self, table: str, where: Sequence[Where] = ()) -> int:
-        """Number of rows that meet all conditions; 0 without the table."""
-        if table not in self.tables:
-            return 0
-        return (
-            sum(batch.num_rows for batch in self.batches(table, (), where)) if where else self._files.file(table).rows
-        )
+    def count(self, table: str) -> int:
+        """Number of rows; 0 without the table."""
+        return int(self._files.file(table).rows) if table in self.tables else 0
 
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
         """Number of rows, and how many have NULL and how many a value of another type in each column."""
         file, nulls = self._files.file(table), dict.fromkeys(columns, 0)
-        for batch in self.batches(table, columns):
+        for batch in self._batches(table, columns):
             for column in columns:
                 nulls[column] += batch.column(column).null_count
         is_right = {"": lambda _: True, "text": is_text, "integer": is_integer}
@@ -107,7 +119,7 @@ class TableFolder(Database):
         for table in self.tables:
             types = {} if table.startswith("ENUM_") else self._files.file(table).types
             names = [name for name, type_ in types.items() if is_text(type_) and not pyarrow.types.is_null(type_)]
-            for batch in self.batches(table, names) if names else ():
+            for batch in self._batches(table, names) if names else ():
                 for name in names:
                     yield from filter(None, plain(batch.column(name).unique()))
 

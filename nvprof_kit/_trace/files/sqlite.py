@@ -84,10 +84,10 @@ class SqliteFile(Database):
         except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite's own messages can fail to decode
             raise self.broken(error) from None
 
-    def batches(
+    def arrays(
         self, table: str, columns: Collection[str], where: Sequence[Where] = (), texts: Collection[str] = ()
-    ) -> Iterator[Any]:
-        """The rows that meet all conditions, as Arrow batches; see `Database.batches`."""
+    ) -> Iterator[tuple[str, Any]]:
+        """Columns of the rows that meet all conditions, by batch; see `Database.arrays`."""
         numbers = " OR ".join(f"typeof([{column}]) NOT IN ('null', 'text')" for column in texts)
         if numbers and self._query(f"SELECT 1 FROM {table} WHERE {numbers} LIMIT 1"):
             raise self.broken("values that are not text")  # the driver would take them for text
@@ -103,7 +103,8 @@ class SqliteFile(Database):
                 statement.set_sql_query(f"SELECT {items} FROM {table}{_clause(where)}")
                 stream, _ = statement.execute_query()
                 with pyarrow.RecordBatchReader._import_from_c(stream.address) as reader:
-                    yield from reader
+                    for batch in reader:
+                        yield from zip(columns, batch.columns, strict=True)
         except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
             raise self.broken(error) from None
 
@@ -114,9 +115,9 @@ class SqliteFile(Database):
         items = ", ".join(f"[{column}]" for column in columns)
         return self._query(f"SELECT {items} FROM {table}{_clause(where)} LIMIT {limit}")
 
-    def count(self, table: str, where: Sequence[Where] = ()) -> int:
-        """Number of rows that meet all conditions; 0 without the table."""
-        return int(self._query(f"SELECT count(*) FROM {table}{_clause(where)}")[0][0]) if table in self.tables else 0
+    def count(self, table: str) -> int:
+        """Number of rows; 0 without the table."""
+        return int(self._query(f"SELECT count(*) FROM {table}")[0][0]) if table in self.tables else 0
 
     def faults(self, table: str, columns: Mapping[str, str]) -> tuple[int, dict[str, tuple[int, int]]]:
         """Number of rows, and how many have NULL and how many a value of another type in each column."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from nvprof_kit._trace.files.database import Database, is_integer
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.joins import distinct, few
+from nvprof_kit._trace.joins import concatenated, distinct, few
 from nvprof_kit._trace.nsys.sources import (
     COPY_KINDS,
     GRAPH,
@@ -43,7 +43,7 @@ _OPTIONAL = {
     "stream": {"stream": "streamId"},
     "bytes": {"bytes": "bytes"},
     "host_memory": {"source_memory": "srcKind", "destination_memory": "dstKind"},
-    "name": {"kernel_name": "demangledName", "copy_kind": "copyKind"},
+    "name": {"name_id": "demangledName"},
     "mangled": {"mangled": "mangledName"},
     "shared_bytes": {"static_bytes": "staticSharedMemory", "dynamic_bytes": "dynamicSharedMemory"},
     "registers": {"registers": "registersPerThread"},
@@ -72,12 +72,13 @@ def read_ops(db: Database, optional: Collection[str]) -> Columns:
     empty = np.zeros(0, dtype=np.int64)
     ops_of_kind: list[Columns] = [dict.fromkeys(columns, empty) | {"kind": empty.astype(np.int8)}]
     for table in op_tables(db):
-        # of a kernel there is no kind of copy, of a copy no name
-        read = read_columns(db, table, columns)
+        # a copy has no name but a kind
+        of_name = {"name_id": "copyKind"} if table == MEMCPY and "name_id" in columns else {}
+        read = read_columns(db, table, columns | of_name)
         kind = np.full(len(read["start_ns"]), OP_KINDS.index(OP_TABLES[table]), dtype=np.int8)
         ops_of_kind.append({**read, "kind": kind})
     # pop: a column is free before the next is joined
-    return {name: np.concatenate([ops.pop(name) for ops in ops_of_kind]) for name in [*columns, "kind"]}
+    return {name: concatenated([ops.pop(name) for ops in ops_of_kind]) for name in [*columns, "kind"]}
 
 
 def check_ops(db: Database) -> None:
@@ -89,8 +90,8 @@ def check_ops(db: Database) -> None:
     on_request = {column for columns in _OPTIONAL.values() for column in columns.values()}
     for table in op_tables(db):
         columns = [column for column in columns_of(table) if column in on_request]
-        batches = db.batches(table, columns) if columns else ()
-        if any(not is_integer(array.type) or array.null_count for batch in batches for array in batch.columns):
+        arrays = db.arrays(table, columns) if columns else ()
+        if any(not is_integer(array.type) or array.null_count for _, array in arrays):
             check_rows(db, table)
 
 
@@ -102,13 +103,12 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
     ops: Columns = {name: values for name, values in read.items() if name in OPS and name != "mangled"}
     ops |= {name: zero_is_missing(read[name]) for name in ("correlation", "graph_node")}
     if "name" in optional:
-        copies = read["copy_kind"][is_copy]
+        copies = read["name_id"][is_copy]
         if strange := {*few(copies).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}:
             rows = int(np.isin(copies, [*strange]).sum())
             db.warn(f"{MEMCPY}.copyKind is {min(strange)} in {rows} rows: copies of unknown direction")
         # a kernel's name is a string in the file, other names follow from kind and direction
-        id_of_op = np.where(is_copy, read["copy_kind"], read["kernel_name"])
-        pairs, index = distinct(id_of_op * len(OP_KINDS) + ops["kind"])
+        pairs, index = distinct(read["name_id"] * len(OP_KINDS) + ops["kind"])
         named = [(OP_KINDS[pair % len(OP_KINDS)], pair // len(OP_KINDS)) for pair in pairs.tolist()]
         strings = strings_of(db, [id_ for kind, id_ in named if kind == "kernel"])
         names = {"memset": "memset", "graph": "whole CUDA graph"}

@@ -127,7 +127,7 @@ def read_columns(
     for column in present:
         if column in source.bounds:
             check_bounds(f"{db.named}: {table}.{column}", read[column], *source.bounds[column])
-    absent = np.full(len(next(iter(read.values()))), missing, dtype=np.int64)
+    absent = np.broadcast_to(np.int64(missing), len(next(iter(read.values()))))
     return {name: read.get(column, absent) for name, column in columns.items()}
 
 
