@@ -414,6 +414,12 @@ class Trace:
     frames: pd.DataFrame | None = None
 
     @cached_property
+    def durations(self) -> Int64Array:
+        """How long each operation took in ns, shape ``(n,)``."""
+        durations: Int64Array = self.ops["end_ns"].to_numpy() - self.ops["start_ns"].to_numpy()
+        return durations
+
+    @cached_property
     def launching_calls(self) -> Int64Array:
         """The row of `api` that launched each operation, -1 if the capture lacks it, shape ``(n,)``."""
         return launching_calls(self.api, self.ops)

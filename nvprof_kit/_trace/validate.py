@@ -158,7 +158,8 @@ def repeated(*keys: Int64Array) -> int:
     """Number of duplicate rows, by the keys that identify a row; the first key is the row's time."""
     times = keys[0]
     order = np.argsort(times, kind="stable")
-    tied = times[order[1:]] == times[order[:-1]]
+    in_order = times[order]
+    tied = in_order[1:] == in_order[:-1]
     ties = order[np.append(tied, False) | np.append(False, tied)] if tied.any() else order[:0]
     ties = ties[np.lexsort([key[ties] for key in keys])]
     return int(np.count_nonzero(np.logical_and.reduce([key[ties[1:]] == key[ties[:-1]] for key in keys])))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Integers, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, understand
-from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify
+from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify, is_comm
 from nvprof_kit._trace.schema import Column, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER, NO_PHASE
@@ -157,6 +157,11 @@ class Operations:
         """The class of each operation."""
         return classify(self.trace.ops, self._own_rules) if self._operations is None else self._operations.classes
 
+    @cached_property
+    def is_comm(self) -> npt.NDArray[np.bool_]:
+        """Which operations are of the class ``comm``, which is known before `classes`."""
+        return is_comm(self.trace.ops, self._own_rules) if self._operations is None else self._operations.is_comm
+
 
 def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
     """The layer of each of these ranges, `NO_LAYER` for `NONE`."""
@@ -207,7 +212,7 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
 
 def join_warnings(trace: Trace, ranges: Ranges) -> tuple[Issue, ...]:
     """What does not fit together in a capture: operations without a launch or a node, and ranges that do not nest."""
-    durations = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    durations = trace.durations
     is_unlaunched = trace.launching_calls == NONE
     unlaunched_ns, total_ns = int(durations[is_unlaunched].sum()), int(durations.sum())
     unlaunched, count = int(np.count_nonzero(is_unlaunched)), len(durations)

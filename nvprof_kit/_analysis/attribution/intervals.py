@@ -294,7 +294,8 @@ def union(starts: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Ar
     if not len(starts):
         return starts, finishes
     order = np.argsort(starts, kind="stable")
-    starts, latest_end = starts[order], np.maximum.accumulate(finishes[order])
+    starts, latest_end = starts[order], finishes[order]
+    np.maximum.accumulate(latest_end, out=latest_end)
     first_of_run = np.flatnonzero(np.concatenate(([True], starts[1:] > latest_end[:-1])))
     return starts[first_of_run], latest_end[np.append(first_of_run[1:] - 1, len(order) - 1)]
 
@@ -410,10 +411,17 @@ class Cover:
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
         self._lanes, code = distinct(lane)
-        lane_number = code.astype(np.int64)
+        lane_number = code.astype(np.int64) if len(self._lanes) > 1 else np.broadcast_to(np.int64(0), len(code))
         self._line = Line.over((start,), (end,))
-        self._begins, self._ends = union(self._line.at(lane_number, start), self._line.at(lane_number, end))
-        self._before = np.concatenate(([0], np.cumsum(self._ends - self._begins)))
+        starts, finishes = self._line.at(lane_number, start), self._line.at(lane_number, end)
+        order = np.argsort(starts, kind="stable")
+        self._begins, self._ends = starts[order], finishes[order]  # how far an interval and those before it reach
+        np.maximum.accumulate(self._ends, out=self._ends)
+        # covered by those before each interval; all of them in place, to limit memory
+        self._before = np.zeros(len(order) + 1, dtype=np.int64)
+        np.subtract(self._ends, self._begins, out=self._before[1:])
+        self._before[2:] -= np.maximum(self._ends[:-1] - self._begins[1:], 0)
+        np.cumsum(self._before, out=self._before)
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
         """How much of each queried interval is covered in its lane, in ns, shape ``(m,)`` each."""
@@ -437,9 +445,7 @@ class Cover:
         lane_number = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
         position = self._line.at(lane_number, self._line.clamp(time))
         index = np.searchsorted(self._begins, position, side="right") - 1
-        last = np.maximum(index, 0)
-        covered_of_last = np.minimum(position, self._ends[last]) - self._begins[last]
-        covered = np.where(index < 0, 0, self._before[last] + covered_of_last)
+        covered = self._before[index + 1] - np.where(index < 0, 0, np.maximum(self._ends[index] - position, 0))
         return np.where(self._lanes[lane_number] == lane, covered, 0)
 
 

@@ -322,20 +322,21 @@ class OwnerLookup:
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
-        self._layer, self._phase = (np.append(of, NONE) for of in (ranges.layer_range, ranges.phase_range))
+        phase = np.where(ranges.layer_range >= 0, ranges.layer_range, ranges.phase_range)
+        step = ranges.step_at(np.arange(len(phase)))
+        self._layer, self._phase, self._step = (np.append(of, NONE) for of in (ranges.layer_range, phase, step))
         self._phases = Elsewhere(ranges, ranges.is_one_of(PHASE_CATEGORIES))
         self._steps = Elsewhere(ranges, ranges.step >= 0)
 
     def at(self, pid: Int64Array, tid: Int64Array, time: Int64Array) -> Owners:
         """The owners at these times in ns on these threads of these processes, shape ``(n,)`` each."""
         inner = self._ranges.nesting.innermost(tid, time)
-        layer = self._layer[inner]  # NONE indexes the appended NONE
-        phase = np.where(layer >= 0, layer, self._phase[inner])
+        # NONE indexes the appended NONE
+        layer, phase, step = self._layer[inner], self._phase[inner], self._step[inner]
         unowned = np.flatnonzero(phase == NONE)
         phase[unowned] = self._phases.open_at(pid[unowned], tid[unowned], time[unowned])
         is_elsewhere = np.zeros(len(inner), dtype=bool)
         is_elsewhere[unowned] = phase[unowned] >= 0
-        step = self._ranges.step_at(inner)
         outside = np.flatnonzero(step == NONE)
         open_steps = self._steps.open_at(pid[outside], tid[outside], time[outside])
         step[outside] = np.append(self._ranges.step, NONE)[open_steps]

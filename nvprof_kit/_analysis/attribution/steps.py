@@ -321,20 +321,13 @@ def devices_of(trace: Trace) -> tuple[tuple[Device, ...], Int64Array]:
     """The devices by process and ordinal, and the device of each operation. Keyed by process because the same ordinal
     can be different GPUs in two processes.
     """
-    import pandas as pd
-
     pid, device = trace.ops["pid"].to_numpy(), trace.ops["device"].to_numpy()
     if len(pid) and len(few(pid)) == len(few(device)) == 1:  # most captures
-        return (Device(int(pid[0]), 0, int(device[0])),), np.zeros(len(pid), dtype=np.int64)
-    (process, processes), (ordinal, ordinals) = (pd.factorize(value, sort=True) for value in (pid, device))
-    ordinal_count = len(ordinals)
-    key = process.astype(np.int64) * ordinal_count + ordinal
-    present = np.flatnonzero(np.bincount(key, minlength=len(processes) * ordinal_count))
-    pairs = (divmod(value, ordinal_count) for value in present.tolist())
-    devices = tuple(Device(int(processes[index]), index, int(ordinals[value])) for index, value in pairs)
-    number = np.zeros(len(processes) * ordinal_count, dtype=np.int64)
-    number[present] = np.arange(len(present))
-    return devices, number[key]
+        return (Device(int(pid[0]), 0, int(device[0])),), np.broadcast_to(np.int64(0), len(pid))
+    (pids, ordinals), number = distinct_rows(pid, device)
+    process = np.searchsorted(np.unique(pids), pids)
+    devices = zip(pids.tolist(), process.tolist(), ordinals.tolist(), strict=True)
+    return tuple(Device(*numbers) for numbers in devices), number.astype(np.int64)
 
 
 def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import begins, exact_sums
 from nvprof_kit._toml import parse_toml
+from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
@@ -138,29 +139,33 @@ def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-@lru_cache(maxsize=1)
-def built_in_rules() -> tuple[Rule, ...]:
-    """The built-in rules."""
-    document = parse_toml((files("nvprof_kit._analysis.kernels") / "classes.toml").read_text(encoding="utf-8"))
-    return tuple(rule_of(table, "classes.toml") for table in document["kernel"])
+@lru_cache(maxsize=2)
+def built_in_rules(to_last: str = "") -> tuple[Rule, ...]:
+    """The built-in rules, or only those up to the last of a class."""
+    text = (files("nvprof_kit._analysis.kernels") / "classes.toml").read_text(encoding="utf-8")
+    tables = parse_toml(text)["kernel"]
+    while to_last not in ("", tables[-1]["class"]):
+        del tables[-1]
+    return tuple(rule_of(table, "classes.toml") for table in tables)
 
 
 _LONGEST = 8192
 """Limit on the matched characters at the start and end of a name: some patterns take quadratic time."""
 
 
-def family_of(name: str, kind: str = "kernel", own_rules: Sequence[Rule] = ()) -> Family:
+def family_of(name: str, kind: str = "kernel", own_rules: Sequence[Rule] = (), to_last: str = "") -> Family:
     """The class of one operation and the rule that matched.
 
     Args:
         name: The kernel's demangled or short name, or a CPU operator's name.
         kind: One of `nvprof_kit._trace.schema.OP_KINDS`; copies and whole graphs need no rule.
         own_rules: The user's rules, tried before the built-in ones.
+        to_last: A class, if only it matters: no built-in rule behind its last is tried.
     """
     if kind in _BY_KIND:
         return Family(*_BY_KIND[kind])
     shortened = name if len(name) <= _LONGEST else name[: _LONGEST // 2] + name[-_LONGEST // 2 :]
-    for rule in (*own_rules, *built_in_rules()):
+    for rule in (*own_rules, *built_in_rules(to_last)):
         if rule.match.search(shortened):
             return Family(rule.kernel_class, rule.name)
     return Family("other", UNMATCHED)
@@ -178,7 +183,7 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
     names = ops["name"].cat
     count = len(OP_KINDS)
     kind = ops["kind"].to_numpy()
-    pair, pair_of_op = _distinct(names.codes.to_numpy().astype(np.int64) * count + kind, len(names.categories) * count)
+    pair, pair_of_op = distinct(names.codes.to_numpy().astype(np.int64) * count + kind)
     matched = [
         family_of(str(names.categories[code // count]), OP_KINDS[code % count], own_rules) for code in pair.tolist()
     ]
@@ -202,9 +207,16 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
     )
 
 
-def _distinct(codes: npt.NDArray[np.int64], span: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The distinct codes, ascending, and the index of each into them; codes are in ``0 … span - 1``, span is small."""
-    present = np.flatnonzero(np.bincount(codes, minlength=span))
-    index_of_code = np.zeros(span, dtype=np.int64)
-    index_of_code[present] = np.arange(len(present))
-    return present, index_of_code[codes]
+def is_comm(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> npt.NDArray[np.bool_]:
+    """Which operations `classify` gives the class ``comm``, shape ``(n,)``; the other classes take ten times as long.
+
+    Args:
+        ops: The operations, with the optional column ``name``.
+        own_rules: The user's rules, tried before the built-in ones.
+    """
+    names = ops["name"].cat
+    families = [family_of(str(name), own_rules=own_rules, to_last="comm") for name in names.categories]
+    of_name = np.array([family.kernel_class == "comm" for family in families], dtype=bool)
+    of_kind = np.array([kind not in _BY_KIND for kind in OP_KINDS])
+    matches: npt.NDArray[np.bool_] = of_name[names.codes.to_numpy()] & of_kind[ops["kind"].to_numpy()]
+    return matches

@@ -286,10 +286,9 @@ def _tree(cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tup
 
 
 def _summary(operations: Operations, cells: Cells, sums: Mapping[str, Int64Array], choice: StepChoice) -> Summary:
-    trace, attribution = operations.trace, operations.attribution
-    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
+    trace, attribution, duration = operations.trace, operations.attribution, operations.trace.durations
     is_shown = choice.of_ops(attribution)
-    by_how = exact_sums(attribution.how.astype(np.int64), np.where(is_shown, duration, 0), len(HOW)).tolist()
+    by_how = exact_sums(attribution.how[is_shown], duration[is_shown], len(HOW)).tolist()
     work = (sums["gpu_self_ns"] - sums["comm_ns"]).sum(axis=1)
     in_layers, in_loop = int(work[: cells.layer_rows].sum()), int(work[np.isin(cells.labels[1], LAYER_PHASES)].sum())
     total, capture = int(duration[is_shown].sum()), int(duration.sum())
@@ -367,8 +366,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
 
 def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:
     """Operations that no step, layer or phase launched."""
-    duration = (trace.ops["end_ns"] - trace.ops["start_ns"]).to_numpy()
-    is_shown = choice.of_ops(attribution)
+    duration, is_shown = trace.durations, choice.of_ops(attribution)
     issues = []
     outside_ns = int(duration[(attribution.step == NONE) & ~is_shown].sum())
     if not choice.asked and outside_ns:

@@ -154,10 +154,13 @@ class Cells:
 
     def of_operations(self, attribution: Attribution) -> Int64Array:
         """The cell of each operation, row * columns + column; `NONE` where its step is not shown."""
-        of_layer = np.append(self.of_range, NONE)[attribution.layer_range]
-        row = np.where(attribution.layer_range >= 0, of_layer, self.of_phase[attribution.phase])
-        column = self.of_instance[attribution.step]
-        return np.where(column >= 0, row * self.shape[1] + column, NONE)
+        cell = np.append(self.of_range, NONE)[attribution.layer_range]
+        outside, column = np.flatnonzero(attribution.layer_range < 0), self.of_instance[attribution.step]
+        cell[outside] = self.of_phase[attribution.phase[outside]]
+        cell *= self.shape[1]  # in place, to limit memory
+        cell += column
+        cell[column < 0] = NONE
+        return cell
 
     def by_layer(self, values: Int64Array) -> Int64Array:
         """The rows of layers, shape ``(layers, phases, columns)``."""
@@ -221,19 +224,17 @@ def sum_layers(
         The sums by column of the per-layer table, and the names of those that split the time further.
     """
     trace, attribution = operations.trace, operations.attribution
-    cell = cells.of_operations(attribution)
-    selection: Any = slice(None) if (cells.of_instance >= 0).all() else np.flatnonzero(cell >= 0)
-    cell = cell[selection]
-    start, end = (trace.ops[name].to_numpy()[selection] for name in ("start_ns", "end_ns"))
-    device, duration = devices_of(trace)[1][selection], end - start
-    shape, width = cells.shape, cells.shape[1]
-    count = shape[0] * width
+    cell, duration = cells.of_operations(attribution), trace.durations
+    start, end = (trace.ops[name].to_numpy() for name in ("start_ns", "end_ns"))
+    device, shape = devices_of(trace)[1], cells.shape
+    count = shape[0] * shape[1]
+    is_shown = cell >= 0
+    cell[~is_shown] = count  # behind the cells: that costs less than to take the other operations out
 
     def split(names: Sequence[str], code: npt.NDArray[np.integer[Any]]) -> dict[str, Int64Array]:
         """The durations by cell and part."""
-        table = exact_sums(cell * len(names) + code[selection], duration, count * len(names)).reshape(
-            *shape, len(names)
-        )
+        size = count * len(names)
+        table = exact_sums(cell * len(names) + code, duration, size)[:size].reshape(*shape, len(names))
         return {name: table[:, :, index] for index, name in enumerate(names)}
 
     has_names = "name" in trace.ops
@@ -241,17 +242,18 @@ def sum_layers(
     part_code = np.zeros(len(kind), dtype=np.int8)
     part_code[(kind == OP_KINDS.index("memcpy")) | (kind == OP_KINDS.index("memset"))] = PARTS.index("copy_ns")
     if has_names:
-        part_code[operations.classes.is_a("comm")] = PARTS.index("comm_ns")
+        part_code[operations.is_comm] = PARTS.index("comm_ns")
     sums = split(PARTS, part_code)
     self_ns = np.sum(list(sums.values()), axis=0)
     is_alone = alone(start, end, device)
-    busy_ns = cells.with_nested(exact_sums(cell[is_alone], duration[is_alone], count).reshape(shape))
-    op, cell_around = cells.around(np.flatnonzero(~is_alone), cell[~is_alone])
+    busy_ns = cells.with_nested(exact_sums(cell[is_alone], duration[is_alone], count)[:count].reshape(shape))
+    overlapping = np.flatnonzero(is_shown & ~is_alone)
+    op, cell_around = cells.around(overlapping, cell[overlapping])
     busy_ns += union_lengths(start[op], end[op], device[op], cell_around, count).reshape(shape)
-    calls, cpu_ns = _calls_and_cpu_time(attribution.ranges, cells, attribution.replay[selection], cell)
+    calls, cpu_ns = _calls_and_cpu_time(attribution.ranges, cells, attribution.replay, cell)
     sums |= {
         "calls": calls,
-        "gpu_ops": np.bincount(cell[begins(trace.ops)[selection]], minlength=count).reshape(shape),
+        "gpu_ops": np.bincount(cell[begins(trace.ops)], minlength=count)[:count].reshape(shape),
         "gpu_self_ns": self_ns,
         "gpu_total_ns": cells.with_nested(self_ns),
         "gpu_busy_ns": busy_ns,
@@ -279,7 +281,7 @@ def _calls_and_cpu_time(
         ranges: The ranges.
         cells: The rows and columns.
         replay: The replay of each operation, or `NONE`.
-        cell: The cell of each operation.
+        cell: The cell of each operation, which is in no cell if that is behind the last.
     """
     chosen = np.flatnonzero(cells.of_range >= 0)
     start, end, pid = ranges.start[chosen], ranges.end[chosen], ranges.pid[chosen]
@@ -295,7 +297,7 @@ def _calls_and_cpu_time(
     size = cells.shape[0] * cells.shape[1]
     calls = np.bincount(range_cell[is_call], minlength=size).reshape(cells.shape)
     cpu_ns = exact_sums(range_cell[is_timed], length[is_timed], size).reshape(cells.shape)
-    in_replay = replay >= 0
+    in_replay = (replay >= 0) & (cell < size)
     replays, cell = np.divmod(np.unique(replay[in_replay].astype(np.int64) * size + cell[in_replay]), size)
     run, cell_around = cells.around(np.arange(len(cell)), cell)
     runs = np.unique(replays[run] * size + cell_around)

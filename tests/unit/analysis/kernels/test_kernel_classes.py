@@ -45,6 +45,14 @@ def test_labelled_names_of_real_kernels_have_their_class(tmp_path):
     assert [row for row in rows if found[row["name"]][0] != row["class"]] == []
 
 
+def test_time_in_collectives_is_that_of_their_class(file):
+    names = [name for rule in RULES for name in ([rule["example"]], rule["example"])[type(rule["example"]) is list]]
+    for number, name in enumerate(names):
+        file.kernel(1_000 + 10 * number, 1_005 + 10 * number, launched=(10 * number, 10 * number + 5), name=name)
+    rows = nvprof_kit.open(file.write()).layers(columns="class").to_frame()
+    assert rows["comm_ns"].sum() == rows["class_comm_ns"].sum() > 0
+
+
 def test_what_matches_no_rule_is_other_and_told(file):
     file.range_("layers.0", 100, 200)
     file.kernel(300, 330, launched=(110, 115), name="nvjet_sm90_tst")
