@@ -1,6 +1,7 @@
 """Rules: what a range is by its text, from a file of the user's or a preset."""
 
 import pytest
+from support.data import DATA
 
 from nvprof_kit._analysis.foreign.rules import parse_rules, preset
 from nvprof_kit.errors import UsageError
@@ -95,57 +96,10 @@ def test_a_wrong_file_is_told_in_one_line(text, complaint):
     assert "\n" not in str(error.value)
 
 
-def module(path: str, side: str = "Inputs") -> str:
-    """What PyTorch's hooks of vLLM and others write: the module, its weights and its inputs or outputs."""
-    return f"{{'Module': '{path}', 'TrainableParams': {{'weight': [64, 64]}}, '{side}': [[8, 64]]}}"
+NAMES = (DATA / "range-names.tsv").read_text(encoding="utf-8").splitlines()[1:]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("vllm", module("LlamaForCausalLM.model.layers.0.mlp"), "forward LlamaForCausalLM.model.layers.0.mlp"),
-        ("vllm", module("LlamaForCausalLM.model.layers.0.mlp", "Outputs"), "user"),
-        ("vllm", "{'Module': 'LlamaForCausalLM', 'input_ids': [512]}", "forward LlamaForCausalLM"),
-        ("vllm", "{'Module': 'Torch Compiled Module (input):LlamaModel'}", "forward LlamaModel"),
-        ("vllm", "gpu_model_runner: sample", "phase sample"),
-        ("vllm", "execute_context_2(512)_generation_64(64)", "step"),
-        ("vllm", "execute_new_2_cached_64", "step"),
-        ("vllm", "execute_576_context_2(sq512)_generation_64(sq64)", "step"),
-        ("vllm", "schedule: allocate_slots", "phase allocate_slots"),
-        ("tensorrt-llm", "[Executor] _forward_step 12: 3 ctx reqs, 29 gen reqs", "step step 12"),
-        ("tensorrt-llm", "[Executor] _forward_step 12: 0 ctx reqs, 0 ctx tokens, 32 gen reqs", "step step 12"),
-        ("tensorrt-llm", "[Executor] _forward_step: 3 ctx reqs, 29 gen reqs", "step"),
-        ("tensorrt-llm", "_prepare_inputs", "phase prepare_inputs"),
-        ("tensorrt-llm", module("top.model.layers.0.mlp"), "forward top.model.layers.0.mlp"),
-        ("deepspeed", "DeepSpeedEngine.forward", "phase forward"),
-        ("deepspeed", "DeepSpeedEngine.backward", "phase backward"),
-        ("deepspeed", "DeepSpeedEngine.step", "phase optimizer"),
-        ("deepspeed", "PartitionedParameterCoordinator.fetch_sub_module", "phase"),
-        ("deepspeed", "DeepSpeedZeroOptimizer_Stage3.step", "phase"),
-        ("deepspeed", "model.layers.0", "forward"),
-        ("sglang", module("model.layers.0.self_attn.qkv_proj"), "forward model.layers.0.self_attn.qkv_proj"),
-        ("megatron-lm", "megatron.core.transformer.transformer_layer._forward_attention.self_attention",
-         "forward transformer_layer.self_attention"),
-        ("megatron-lm", "megatron.core.transformer.mlp.forward.linear_fc1", "forward mlp.linear_fc1"),
-        ("megatron-lm", "megatron.core.transformer.mlp.forward.activation", "forward mlp.activation"),
-        ("megatron-lm", "megatron.core.transformer.attention.forward.qkv", "forward attention.qkv"),
-        ("megatron-lm", "megatron.core.transformer.transformer_layer._forward_attention.self_attn_bda",
-         "forward transformer_layer.self_attn_bda"),
-        ("megatron-lm", "megatron.core.fusions.fused_bias_swiglu.backward", "backward fused_bias_swiglu"),
-        ("megatron-lm", "megatron.core.pipeline_parallel.schedules.forward_step", "phase schedules.forward_step"),
-        ("megatron-lm", "layer_3f-layer_28b", "phase forward and backward overlapped"),
-        ("nemo", "megatron.core.transformer.mlp.forward.linear_fc2", "forward mlp.linear_fc2"),
-        ("nemo", "Optimizer.step#FusedAdam.step, op_id = 77", "phase optimizer"),
-        ("torch-nvtx", "model.layers.0", "forward"),
-        ("torch-nvtx", "Layer 3", "forward layers.3"),
-        ("torch-nvtx", "layer_3 bwd", "backward layers.3"),
-        ("torch-nvtx", "Batch 7", "step step 7"),
-        ("torch-nvtx", "backward", "phase"),
-        ("emit-nvtx", "model.layers.0, op_id = 3", "forward model.layers.0"),  # a record_function
-        ("emit-nvtx", "step 4, op_id = 3", "step step 4"),
-        ("emit-nvtx", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__, op_id = 9", "phase data"),
-        ("emit-nvtx", "MmBackward0, seq = 5, op_id = 18", "user MmBackward0"),
-    ],
-)  # fmt: skip
-def test_presets(name, text, expected):
+@pytest.mark.parametrize("line", NAMES)
+def test_presets(line):
+    name, expected, text = line.split("\t")
     assert_meaning(preset(name).meaning(text).name, text, expected)
