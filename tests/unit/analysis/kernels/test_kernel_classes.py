@@ -60,11 +60,8 @@ def test_what_matches_no_rule_is_other_and_told(file):
     file.kernel(350, 355, launched=(130, 135), name="stranger")
     file.kernel(360, 361, launched=(140, 145), table="MEMCPY")
     summary = nvprof_kit.open(file.write()).summary("kernel")
-    assert summary.to_frame().set_index("name")["kernel_class"].to_dict() == {
-        "nvjet_sm90_tst": "gemm",
-        "strange": "other",
-        "stranger": "other",
-    }
+    classes = summary.to_frame().set_index("name")["kernel_class"].to_dict()
+    assert classes == {"nvjet_sm90_tst": "gemm", "strange": "other", "stranger": "other"}
     (warning,) = (warning for warning in summary.warnings if "class rule" in warning)
     # 25 of 56 ns
     assert warning.startswith("2 kernel names, 44.6 % of the time, matched no class rule") and "'strange'" in warning

@@ -116,8 +116,15 @@ def rows_of(path: Path, by_step: bool = False) -> tuple[dict[Any, dict[str, Any]
     return {tuple(row[key] for key in keys): {name: row[name] for name in NUMBERS} for row in rows}, parent
 
 
-def expected_of(truth: BruteForce, parent: dict[str, str], by_step: bool = False) -> dict[Any, dict[str, Any]]:
-    return {key: {name: row[name] for name in NUMBERS} for key, row in truth.table(by_step, parent).items()}
+def assert_brute_force(file: NsysFile, kind: str, *by_steps: bool) -> None:
+    """The file and the folder that nsys makes of it have the rows of the independent computation."""
+    file.write()
+    truth = BruteForce(file.path)
+    tables = as_folder(file.path, file.path.with_name("any_pqtdir"), kind)
+    for path, by_step in itertools.product((file.path, tables), by_steps):
+        ours, parent = rows_of(path, by_step)
+        expected = truth.table(by_step, parent)
+        assert ours == {key: {name: row[name] for name in NUMBERS} for key, row in expected.items()}
 
 
 @settings(max_examples=examples(30))
@@ -142,12 +149,7 @@ def test_any_capture(by_thread, launched, replayed, schema):
                 file.call("cudaGraphLaunch_v10000", moment, moment + 1, tid=tid, pid=pid, correlation=id_)
                 start = 500 + 20 * place
                 file.kernel(start, start + 30, correlation=id_, node=node + 10 * is_copy, pid=pid)
-        file.write()
-        truth = BruteForce(file.path)
-        tables = as_folder(file.path, Path(folder) / "any_pqtdir")
-        for path, by_step in itertools.product((file.path, tables), (False, True)):
-            ours, parent = rows_of(path, by_step)
-            assert ours == expected_of(truth, parent, by_step)
+        assert_brute_force(file, "parquet", False, True)
 
 
 crossing = st.lists(
@@ -169,11 +171,7 @@ def test_ranges_that_cross(ranges, launched):
             file.kernel(
                 20_000 + 10 * number, 20_000 + 10 * number + length, launched=(100 * call + 20, 100 * call + 21)
             )
-        file.write()
-        truth = BruteForce(file.path)
-        for path in (file.path, as_folder(file.path, Path(folder) / "any_pqtdir", "arrow")):
-            ours, parent = rows_of(path)
-            assert ours == expected_of(truth, parent)
+        assert_brute_force(file, "arrow", False)
 
 
 @pytest.fixture(params=SCHEMAS)

@@ -233,11 +233,7 @@ def test_durations_that_cannot_be_added_up_are_refused(file):
     [
         # without its kernels a capture has another answer, and a capture without kernels is none that is wrong
         ("CUPTI_ACTIVITY_KIND_KERNEL", "VIEW {} AS SELECT * FROM old", "is a view, needed the table {}"),
-        (
-            "CUPTI_ACTIVITY_KIND_KERNEL",
-            "TABLE cupti_activity_kind_kernel AS SELECT * FROM old",
-            "in other letters, needed the table {}",
-        ),
+        (SHORT["KERNEL"], "TABLE cupti_activity_kind_kernel AS SELECT * FROM old", "letters, needed the table {}"),
         ("StringIds", "TABLE {} AS SELECT * FROM old UNION ALL SELECT id, 'other' FROM old", "id has several values"),
     ],
 )
