@@ -30,6 +30,7 @@ Shape = tuple[int, int, int]
 """Columns, rows and depth of a product."""
 
 ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "data" / "ncu" / "limits"
 PAGE = ROOT / "docs" / "flops.md"
 BEGIN, END = "<!-- begin of the table beside ncu -->", "<!-- end of the table beside ncu -->"
 SMALL, WIDE, EMBEDDING = "products, weights up to 16 MB", "products, weights from 22 MB on", "embedding"
@@ -59,32 +60,9 @@ class Linear(NamedTuple):
 
 
 LINEARS = {
-    r"^few_rows$": Linear(4096, 32000, 64),
-    r"^plain\.1$": Linear(4096, 8192, 16384),
-    r"^plain\.3$": Linear(8192, 4096, 16384),
-    r"^thin\.0$": Linear(4096, 16, 16384),
-    r"^thin\.1$": Linear(16, 4096, 16384),
-    r"^llama.*[qo]_proj$": Linear(4096, 4096, 16384),
-    r"^llama.*[kv]_proj$": Linear(4096, 1024, 16384),
-    r"^llama.*(gate|up)_proj$": Linear(4096, 11008, 16384),
-    r"^llama.*down_proj$": Linear(11008, 4096, 16384),
-    r"^llama.*lm_head$": Linear(4096, 32000, 16384),
-    r"(dense|moe).*[qo]_proj$": Linear(2048, 2048, 16384),
-    r"(dense|moe).*[kv]_proj$": Linear(2048, 512, 16384),
-    r"dense.*(gate|up)_proj$": Linear(2048, 5504, 16384),
-    r"dense.*down_proj$": Linear(5504, 2048, 16384),
-    r"(dense|moe).*lm_head$": Linear(2048, 8000, 16384),
-    r"vit.*_proj$": Linear(1280, 1280, 128 * 257),
-    r"vit.*fc1$": Linear(1280, 5120, 128 * 257),
-    r"vit.*fc2$": Linear(5120, 1280, 128 * 257),
-    r"seq2seq.*_proj$": Linear(1024, 1024, 65536),
-    r"seq2seq.*fc1$": Linear(1024, 4096, 65536),
-    r"seq2seq.*fc2$": Linear(4096, 1024, 65536),
-    r"seq2seq.*lm_head$": Linear(1024, 8000, 65536),
-    r"dit\.qkv$": Linear(1152, 3456, 32768),
-    r"dit\.proj$": Linear(1152, 1152, 32768),
-    r"dit\.fc1$": Linear(1152, 4608, 32768),
-    r"dit\.fc2$": Linear(4608, 1152, 32768),
+    path: Linear(*map(int, sizes))
+    for line in (FOLDER / "linears.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    for path, *sizes in [line.split("\t")]
 }
 """The linear layers of the program by the path."""
 
@@ -202,7 +180,7 @@ def lines(table: pd.DataFrame) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, default=ROOT / "tests" / "data" / "ncu" / "limits")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--docs", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     table, l2_bytes = beside(options.folder)

@@ -317,29 +317,29 @@ def begin(name: str) -> Step:
 
 def answer(name: str) -> None:
     """Begin at the first line on stdin of rank 0, and for each line run a stretch of steps, the first not timed."""
-    rank, first = int(os.environ.get("RANK", "0")), 0
-    order = torch.tensor(rank or len(sys.stdin.readline()))
+    rank, first, order = int(os.environ.get("RANK", "0")), 0, torch.tensor(0)
+    if rank == 0:
+        order.fill_(len(sys.stdin.readline()))
     step = begin(name)
-    while order:
+    while True:
+        if dist.is_initialized():
+            dist.broadcast(order, 0)
+        if not order:
+            return
         run(step, range(first, first + 1))
         began = time.perf_counter()
         run(step, range(first + 1, first + 1 + STEPS))
+        first += 1 + STEPS
         if rank == 0:
             print(f"ms {(time.perf_counter() - began) * 1e3 / STEPS}", flush=True)
-        first += 1 + STEPS
-        order = torch.tensor(0 if rank else len(sys.stdin.readline()))
-        if dist.is_initialized():
-            dist.broadcast(order, 0)
+            order.fill_(len(sys.stdin.readline()))
 
 
 def collect(name: str) -> None:
     """Run the steps that nsys captures."""
     step = begin(name)
-    if NOW.device != "cpu":
-        torch.cuda.cudart().cudaProfilerStart()
-    run(step, range(STEPS + 1))
-    if NOW.device != "cpu":
-        torch.cuda.cudart().cudaProfilerStop()
+    with nullcontext() if NOW.device == "cpu" else torch.cuda.profiler.profile():
+        run(step, range(STEPS + 1))
 
 
 def ms_per_step(program: subprocess.Popen[str]) -> float:
