@@ -1,55 +1,38 @@
-"""What captures that others published say of their blocks, computed from the files in SQL, sets and stacks."""
+"""Layers from module events of PyTorch traces, against an independent computation with sets and stacks.
+
+On committed traces, and on those that others published where ``NVPROF_KIT_PUBLISHED`` names their folder.
+"""
 
 import gzip
 import json
 import lzma
+import os
 import re
-import sqlite3
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-_SIDE = re.compile(r"FSDP::(pre|post)_forward \(([^)]*blocks\.\d+)")
+import pytest
+from support.data import DATA
+
+import nvprof_kit
+
+TRACES = [
+    *(DATA / "foreign" / f"{name}.json.xz" for name in ("kineto-stack", "kineto-checkpoint")),
+    *sorted(Path(os.environ.get("NVPROF_KIT_PUBLISHED", "/nonexistent")).glob("*.json.gz")),
+]
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-def blocks_of(path: Path) -> dict[int, dict[str, tuple[int, int]]]:
-    """GPU time in each whole block, and from its first operation to its last, by process and block, in ns."""
-    with tempfile.NamedTemporaryFile() as copy:
-        copy.write(lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes())
-        copy.flush()
-        db = sqlite3.connect(copy.name)
-        api = {
-            (thread >> 24, number): (start, thread)
-            for start, thread, number in db.execute(
-                "SELECT start, globalTid, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME"
-            )
-        }
-        operations = [
-            row
-            for kind in ("KERNEL", "MEMCPY", "MEMSET")
-            for row in db.execute(f"SELECT start, end, globalPid >> 24, correlationId FROM CUPTI_ACTIVITY_KIND_{kind}")
-        ]
-        ranges = db.execute(
-            "SELECT start, end, globalTid, coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId"
-        ).fetchall()
-    sides: dict[tuple[int, str], dict[str, tuple[int, int]]] = {}
-    for start, end, thread, text in ranges:
-        if side := _SIDE.match(text or ""):
-            sides.setdefault((thread, side[2]), {})[side[1]] = (start, end)
-    blocks: dict[int, dict[str, tuple[int, int]]] = {}
-    for (thread, name), side_of in sides.items():
-        if len(side_of) == 2:
-            first, last = side_of["pre"][0], side_of["post"][1]
-            inside = [
-                (start, end)
-                for start, end, pid, number in operations
-                if (call := api.get((pid, number))) and call[1] == thread and first <= call[0] < last
-            ]
-            wall = max(end for _, end in inside) - min(start for start, _ in inside)
-            blocks.setdefault(thread >> 24, {})[name] = (sum(end - start for start, end in inside), wall)
-    return blocks
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
+def test_a_module_has_the_time_of_the_kernels_launched_in_it(trace):
+    """Where the layers are from module events; graph replays and compiled models have theirs from elsewhere."""
+    expected = {layer: time for layer, time in module_blocks(trace).items() if time}
+    rows = nvprof_kit.open(trace).layers(steps="all", fold=False).rows
+    forward = rows[rows["phase"] == "forward"].set_index("layer")["gpu_total_ns"]
+    if not set(expected) & set(forward.index):
+        pytest.skip("its layers are not from module events")
+    assert {layer: forward.get(layer, 0) for layer in expected} == pytest.approx(expected, rel=0.03)
 
 
 def module_blocks(path: Path) -> dict[str, int]:
@@ -57,7 +40,7 @@ def module_blocks(path: Path) -> dict[str, int]:
 
     A kernel belongs to the modules that are open when its launch begins, on its thread.
     """
-    with gzip.open(path) as file:
+    with (lzma if path.suffix == ".xz" else gzip).open(path) as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     launches = {
         event["args"]["correlation"]: (event["tid"], event["ts"])
