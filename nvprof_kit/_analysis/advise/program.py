@@ -349,14 +349,14 @@ class Program(Operations):
 
     @cached_property
     def waits(self) -> pd.DataFrame:
-        """The host's waits for the GPU, as `Breakdown.waits`, but those at copies, by time; `window`; and `follows`:
-        whether the next wait is at the same place, with nothing but work of that place between them.
+        """The host's waits for the GPU, as `Breakdown.waits`, but those at copies, GPU by GPU in time; `window`; and
+        `follows`: whether the next wait is at the same place, with nothing but work of that place between them.
         """
         gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
         waits = self.times.waits[~self.times.waits["gap"].isin(self.gaps_at_copies.index)]
         waits = waits.astype({"layer": str, "phase": str, "call": str})
         of_gap = {name: gaps[name].to_numpy()[waits["gap"]] for name in ("start_ns", "idle_ns", "window")}
-        rows = waits.assign(**of_gap).sort_values("start_ns", kind="stable")
+        rows = waits.assign(**of_gap).sort_values("gap", kind="stable")
         if not (len(rows) and len(ops)):
             return rows.assign(follows=False)
         first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
