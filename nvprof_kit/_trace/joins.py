@@ -70,10 +70,10 @@ def few(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def concatenated(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """One column of several; it takes no memory for each row if all of them are of one value and take none."""
-    columns = [column for column in columns if len(column)] or columns
-    if all(column.strides == (0,) and column[0] == columns[0][0] for column in columns):
-        return np.broadcast_to(columns[0][0], sum(map(len, columns)))
-    return np.concatenate(columns)
+    filled = [column for column in columns if len(column)]
+    if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
+        return np.broadcast_to(filled[0][0], sum(map(len, filled)))
+    return np.concatenate(filled or columns)
 
 
 def launching_calls(calls: Mapping[str, Any] | pd.DataFrame, ops: Mapping[str, Any] | pd.DataFrame) -> Int64Array:
