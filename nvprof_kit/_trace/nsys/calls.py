@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -77,10 +78,10 @@ def launches_of(db: Database, fetched: Fetched, timed: bool = False) -> Columns:
 
 
 def _as_api(calls: Columns, chosen: np.ndarray, timed: bool) -> Columns:
-    api = calls if chosen.all() else {name: values[chosen] for name, values in calls.items()}
-    durations = {"duration_ns": api["end_ns"] - api["start_ns"]} if timed else {}
-    columns = {name: api[name] for name in ("start_ns", "tid", "correlation")}
-    return {**columns, "pid": process_of(api["tid"]), **durations}
+    rows: Any = slice(None) if chosen.all() else np.flatnonzero(chosen)
+    columns = {name: calls[name][rows] for name in ("start_ns", "tid", "correlation")}
+    durations = {"duration_ns": calls["end_ns"][rows] - columns["start_ns"]} if timed else {}
+    return {**columns, "pid": process_of(columns["tid"]), **durations}
 
 
 def with_missed_launches(db: Database, trace: Trace) -> Trace:
@@ -155,7 +156,10 @@ def _operators(db: Database, nvtx: Nvtx) -> tuple[Columns, list[str]]:
     }, names.tolist()
 
 
-def read_loads(db: Database) -> Columns:
-    """Columns of the schema's ``loads``."""
+def read_loads(db: Database, calls: Columns | None = None) -> Columns:
+    """Columns of the schema's ``loads``: of all CUDA calls in the file, which are read unless they are given."""
     ids: Collection[int] = [id_ for id_, text in db.ids_like("cu%Load%", "cuLink%").items() if LOADS_CODE.match(text)]
+    if calls is not None:
+        rows = np.flatnonzero(np.isin(calls["name"], [*ids]))
+        return {name: calls[name][rows] for name in ("start_ns", "end_ns")}
     return read_columns(db, RUNTIME, {"start_ns": "start", "end_ns": "end"}, [Where("nameId", ids)])

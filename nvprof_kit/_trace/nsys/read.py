@@ -151,7 +151,9 @@ def _optional_tables(
     db: Database, domain: str, optional: Collection[str], nvtx: Nvtx | None = None, fetched: Columns | None = None
 ) -> dict[str, Any]:
     """The requested optional tables, by name; NVTX events and calls are read unless they are given."""
+    all_calls = fetched["api"] if fetched and "calls" in optional and BUSY_CALLS not in optional else None
     readers: dict[str, Callable[[], Columns]] = {
+        "loads": lambda: read_loads(db, all_calls),  # before `calls` empties them
         "calls": lambda: read_calls(
             db, fetched or fetch_calls(db), None if BUSY_CALLS in optional else nvtx or read_nvtx(db)
         ),
@@ -160,7 +162,6 @@ def _optional_tables(
         "allocations": lambda: read_allocations(db),
         "collectives": lambda: read_collectives(db, nvtx or read_nvtx(db)),
         "scheduled": lambda: read_scheduled(db),
-        "loads": lambda: read_loads(db),
         # nsys records neither operator arguments nor Python calls
         "shapes": lambda: dict.fromkeys(SHAPES, ()),
         "frames": lambda: dict.fromkeys(FRAMES, ()),

@@ -33,7 +33,7 @@ def losses_of(db: Database, calls: Columns, ops: Columns) -> Losses:
     """
     launch_names = db.ids_like("%LaunchKernel%", "%LaunchCooperativeKernel%", "%StreamBeginCapture%")
     is_compared = db.has(KERNEL) and not any("BeginCapture" in name for name in launch_names.values())
-    launches = int(np.isin(calls["name"], [*launch_names]).sum()) if is_compared else 0
+    launches = sum(int((calls["name"] == id_).sum()) for id_ in launch_names) if is_compared else 0
     kernels = int(np.count_nonzero((ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)))
     replayed, whole_graphs = np.flatnonzero(np.isin(calls["name"], [*db.ids_like(*_GRAPH_LAUNCHES)])), 0
     pids, correlations = process_of(calls["tid"][replayed]), calls["correlation"][replayed]
