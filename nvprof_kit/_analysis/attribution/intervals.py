@@ -73,7 +73,9 @@ class Nesting:
         line = self.line
         inside = has_ranges & (time >= line.origin) & (time < line.origin + line.span)
         change = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
-        return np.where(inside & (change >= 0), self.owner[np.maximum(change, 0)], NONE)
+        owner = self.owner[change]
+        owner[~inside | (change < 0)] = NONE
+        return owner
 
     def changes(self) -> tuple[Int64Array, Int64Array]:
         """Threads and times at which the innermost range changes."""
@@ -281,7 +283,8 @@ class Line:
 
     def time_at(self, position: Int64Array) -> Int64Array:
         """The time in ns of a position on the line, in any lane."""
-        return position % self.span + self.origin
+        in_first = int(position.max(initial=0)) < self.span  # to divide takes a while
+        return (position if in_first else position % self.span) + self.origin
 
 
 def union(starts: Int64Array, finishes: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -366,8 +369,9 @@ def joined(keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64Array | None:
         return None
     code = np.zeros(len(keys[0]), dtype=np.int64)
     for key, low, size in zip(keys, lows, sizes, strict=True):
-        code *= size
-        code += np.subtract(key, low, dtype=np.int64)
+        if size > 1:
+            code *= size
+            code += np.subtract(key, low, dtype=np.int64)
     return code
 
 

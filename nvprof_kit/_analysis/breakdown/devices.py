@@ -114,9 +114,9 @@ def levels(
         length = np.diff(positions[low : low + _MOMENTS + 1])
         start, level = positions[low : low + len(length)], total + np.cumsum(change[low : low + len(length)])
         total = level[-1]
-        window = np.searchsorted(opens, start, side="right") - 1
-        inside = (length > 0) & (window >= 0)
-        inside[inside] = start[inside] < closes[window[inside]]
+        edges = np.searchsorted(start, opens)
+        window = np.arange(-1, len(opens)).repeat(np.diff(edges, prepend=0, append=len(start)))
+        inside = np.flatnonzero((length > 0) & (window >= 0) & (start < np.append(closes, 0)[window]))
         yield window[inside], line.time_at(start[inside]), length[inside], level[inside]
 
 
@@ -251,7 +251,7 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     cut = np.flatnonzero((pieces.start < delayed_until) & (delayed_until < pieces.end))
     if len(cut):
         count = len(delayed_until)
-        pieces = pieces.of(np.append(np.arange(count), cut))
+        pieces = Pieces(*(np.append(column, column[cut]) for column in pieces))
         pieces.end[cut] = pieces.start[count:] = delayed_until[cut]
     function = np.full(len(pieces.tid), NONE)
     if functions is not None:  # outside calls, operators and layers

@@ -8,11 +8,13 @@ compared with the link bandwidth independent of the collective and the number of
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
@@ -24,10 +26,6 @@ from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _RATE = partial(Column, unit="gb_per_s", kind="float", fold="mean")
 
@@ -117,6 +115,8 @@ def comm_table(
         is_counted: The operations to include, shape ``(n,)``.
     """
     rows = np.flatnonzero(active.sort == COMM)
+    if not len(rows):  # what follows takes a while for none, too
+        return _without_rows(COMM_COLUMNS, missing=(*_MOVED, "ranks"))
     names = trace.ops["name"].cat
     matches = (_COLLECTIVE.search(str(name)) for name in names.categories)
     collective = [match.group(1).replace("_", "") if match else "other" for match in matches]
@@ -198,6 +198,15 @@ def _transfers(trace: Trace, attribution: Attribution, bare: Int64Array, rows: I
     return ops[["device"]].assign(
         **columns, gpu_ns=ops["end_ns"] - ops["start_ns"], exposed_ns=bare[rows], bytes=ops["bytes"].clip(lower=0)
     ).reset_index(drop=True)  # fmt: skip
+
+
+def _without_rows(columns: Columns, missing: Collection[str]) -> pd.DataFrame:
+    """An empty table; some columns are of integers that can be missing."""
+    types = {"str": str, "int": np.int64, "float": np.float64}
+    nullable = dict.fromkeys(missing, "Int64")
+    return pd.DataFrame(
+        {name: pd.Series(dtype=nullable.get(name, types[column.kind])) for name, column in columns.items()}
+    )
 
 
 def _ranked(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
