@@ -19,9 +19,12 @@ from nvprof_kit._analysis.advise.program import (
     Program,
     at,
     costliest,
+    kinds,
     matching,
+    placed,
     share,
 )
+from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS
@@ -116,9 +119,10 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     Saves: Them and the idle between.
     """
     kernels, steps, keys = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
-    is_small = kernels["ns"] < SMALL_NS
-    counts = kernels[keys].assign(small=is_small, small_ns=kernels["ns"].where(is_small, 0), count=1)
-    storms = counts.groupby(keys, observed=True).sum()
+    is_small, (place, index) = (kernels["ns"] < SMALL_NS).to_numpy(), placed(kernels)
+    counted = {"small": is_small, "small_ns": kernels["ns"].to_numpy() * is_small}
+    counts = {name: exact_sums(place, values, len(index)) for name, values in counted.items()}
+    storms = pd.DataFrame({**counts, "count": np.bincount(place, minlength=len(index))}, index)
     storms = storms[(storms["small"] >= STORM_COUNT * steps) & (storms["small"] >= STORM_SHARE * storms["count"])]
     if not len(storms):
         return
@@ -164,13 +168,14 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
     parts = [_parts(chains), chains["block"].cat.codes.where(chains["block"].isin(outliers), -1)]
-    for _, same in chains.groupby(parts, observed=True):
+    for _, same in chains.drop(columns=["layer_kind", "block", "block_kind"]).groupby(parts, observed=True):
         layer, phase = costliest(same, "ns")
-        long = same.loc[same["length"] >= CHAIN_LENGTH, ["run", "length"]]
+        run, length = (same[name].to_numpy() for name in ("run", "length"))
+        is_long, longest = length >= CHAIN_LENGTH, length.max()
         evidence = (
-            f"{plural(long['run'].nunique(), 'chain')} of {long['length'].min()} or more such kernels, "
-            f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the longest has "
-            f"{same['length'].max()} kernels"
+            f"{plural(len(np.unique(run[is_long])), 'chain')} of {length[is_long].min(initial=longest)} or more "
+            f"such kernels, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the "
+            f"longest has {longest} kernels"
         )
         fix = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
         if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum():
@@ -195,7 +200,8 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
     is_start = np.diff(chains["run"].to_numpy(), prepend=-1) != 0  # they are run by run
     starts, run = np.flatnonzero(is_start), np.cumsum(is_start) - 1
     names, first = chains["name"].cat.codes.to_numpy(dtype=np.uint64), chains.iloc[starts]
-    weights = np.power(np.uint64(1_000_003), (np.arange(len(run)) - starts[run]).astype(np.uint64))
+    number = np.arange(len(run)) - starts[run]  # of each kernel in its chain
+    weights = np.power(np.uint64(1_000_003), np.arange(number.max(initial=0) + 1, dtype=np.uint64))[number]
     kernels = np.add.reduceat((names + np.uint64(1)) * weights, starts)
     kernels ^= first["block_kind"].cat.codes.to_numpy(dtype=np.uint64)
     code, distinct = pd.factorize(kernels)
@@ -258,7 +264,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
     keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if program.mode == "decode" else 7 / 8
-    times = ops.loc[is_product, [*keys, "ns"]].assign(fp32_ns=ops["ns"].where(is_fp32, 0)[is_product])
+    times = ops.loc[is_product, [*keys, "ns"]]
+    times = times.assign(fp32_ns=times["ns"] * is_fp32[is_product])
     times = times.groupby(keys, observed=True)[["ns", "fp32_ns"]].sum().reset_index()
     in_16_bits = times[times["fp32_ns"] == 0].groupby(keys[:2], observed=True)["ns"].agg(["median", "size"])
     times = times[times["fp32_ns"] > 0].join(in_16_bits, on=keys[:2])
@@ -426,11 +433,12 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     kernels = program.kernels
     is_of_layer = (kernels["kernel_class"] != "comm") & (kernels["layer"] != NO_LAYER)
     is_of_layer &= kernels["phase"].isin(LAYER_PHASES)
-    names = ["layer_kind", "phase", "layer"]
-    sums = kernels.loc[is_of_layer, [*names, "ns"]].groupby(names, observed=True)["ns"].sum().reset_index()
-    sums = sums[matching(sums["layer_kind"], _NUMBER)].astype({"layer": str, "phase": str})
+    place, index = placed(kernels)
+    times = pd.DataFrame({"ns": exact_sums(place, (kernels["ns"] * is_of_layer).to_numpy(), len(index))}, index)
+    sums = times[np.bincount(place, is_of_layer, len(index)) > 0].reset_index().astype({"layer": str, "phase": str})
+    sums = sums.assign(layer_kind=kinds(sums["layer"]))
     outliers = []
-    for _, peers in sums.groupby(["layer_kind", "phase"], observed=True):
+    for _, peers in sums[sums["layer_kind"].str.contains("*", regex=False)].groupby(["layer_kind", "phase"]):
         usual_ns = peers["ns"].median()
         if len(peers) >= SIBLINGS and peers["ns"].max() > _unusual_ns(peers["ns"]):
             outliers.append(peers[peers["ns"] == peers["ns"].max()][:1].assign(usual_ns=usual_ns, peers=len(peers)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms
+from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms, placed
 from nvprof_kit._analysis.breakdown.devices import PLACE
 from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._findings import Finding
@@ -190,7 +190,10 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     keys = ["layer", "phase"]
     by_step = gaps.groupby([*keys, "window"], observed=True)["idle_ns"].sum().unstack(fill_value=0)
     usual = by_step.reindex(columns=steps, fill_value=0).median(axis=1).reset_index(name="ns")
-    starts = program.ops.groupby(keys, observed=True)["start_ns"].min().reset_index(name="start")
+    (place, index), unknown = placed(program.ops), np.iinfo(np.int64).max
+    earliest = np.full(len(index), unknown)
+    np.minimum.at(earliest, place, program.ops["start_ns"].to_numpy())
+    starts = pd.Series(earliest, index)[earliest < unknown].reset_index(name="start")
     usual = usual.astype(dict.fromkeys(keys, str)).merge(starts.astype(dict.fromkeys(keys, str)), how="left")
     usual = usual.assign(kind=kinds(usual["layer"]))
     peers = usual[usual["kind"] != usual["layer"]].groupby(["kind", "phase"])
@@ -233,8 +236,10 @@ def sync(program: Program) -> Iterator[Finding]:
     without_others_ns = program.saved_ns(waits[:0], other_gaps)
     costs = []
     for rows in longest:
-        without = gaps.loc[other_gaps.index.union(program.gaps_between(rows).index)]
-        costs.append((int((program.saved_ns(rows, without) - without_others_ns) * program.undisturbed), rows))
+        is_without = np.zeros(len(gaps), dtype=bool)
+        is_without[other_gaps.index] = is_without[program.gaps_between(rows).index] = True
+        saved_ns = program.saved_ns(rows, gaps[is_without]) - without_others_ns
+        costs.append((int(saved_ns * program.undisturbed), rows))
     often = OFTEN * program.parts if program.choice.count else np.inf
     costs = [
         (saves, rows)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from nvprof_kit._analysis.advise.replay import LAUNCH_NS, Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
-from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -19,9 +20,6 @@ from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import NO_LAYER
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 """Classes of kernels whose time is that of reading and writing memory."""
@@ -47,8 +45,7 @@ STEPS_TO_JUDGE = 4
 """So many steps tell what is usual."""
 
 _RUN_COLUMNS = [
-    *("name", "start_ns", "end_ns", "ns", "cost_ns", "kernel_class"),
-    *("lane", "layer", "layer_kind", "phase", "call_of_layer", "block", "block_kind"),
+    *("name", "start_ns", "end_ns", "ns", "cost_ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind"),
 ]
 OP_COLUMNS = ["kind", "name", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 
@@ -248,8 +245,8 @@ class Program(Operations):
     @cached_property
     def runs(self) -> pd.DataFrame:
         """The kernels and copies on the GPU of which two or more in a row each pass over memory, in one call of a layer
-        or outside layers and the optimizer: rows of `ops` with `run`, its `length`, whether it has `only_copies`, and
-        whether it `makes_mask`: a notable part of it does, in a call that also runs fused attention.
+        or outside layers and the optimizer: their `row` in `ops`, `call_of_layer`, `run`, its `length`, whether it has
+        `only_copies`, and whether it `makes_mask`: a notable part of it does, in a call that also runs fused attention.
         """
         ops = self.ops
         order = _in_streams(ops)
@@ -262,38 +259,43 @@ class Program(Operations):
             (ops["phase"] != "optimizer") & ~matching(ops["name"], MANY_PARAMETERS)
         )
         positions = np.flatnonzero(is_light.to_numpy()[order])
-        where = ops[["lane", "stream", "call_of_layer"]].iloc[order[positions]].to_numpy()
+        row = order[positions]
         is_start = np.diff(positions, prepend=-2) != 1
-        is_start[1:] |= (where[1:] != where[:-1]).any(axis=1)
+        for name in ("lane", "stream", "call_of_layer"):
+            is_start[1:] |= np.diff(ops[name].to_numpy()[row]) != 0
         run = is_start.cumsum(dtype=np.int32)
         length = np.bincount(run).astype(np.int32)[run]
-        in_row = length >= 2
-        light: pd.DataFrame = (
-            ops[_RUN_COLUMNS].iloc[order[positions[in_row]]].assign(run=run[in_row], length=length[in_row])
-        )
-        run = light["run"].to_numpy()
-        light["only_copies"] = np.bincount(run, light["kernel_class"] == "copy")[run] == light["length"]
-        masks_ns = exact_sums(run, light["ns"].where(matching(light["name"], _MASKS), 0).to_numpy(), len(length) + 1)
-        all_ns = exact_sums(run, light["ns"].to_numpy(), len(length) + 1)
+        row, run, length = (column[length >= 2] for column in (row, run, length))
+        call, ns = (ops[name].to_numpy()[row] for name in ("call_of_layer", "ns"))
+        masks_ns = exact_sums(run, ns * matching(ops["name"], _MASKS)[row], len(positions) + 1)
+        all_ns = exact_sums(run, ns, len(positions) + 1)
+        makes_mask = (masks_ns >= MASK_PART * np.maximum(all_ns, 1))[run]
         fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
-        light["makes_mask"] = (masks_ns >= MASK_PART * np.maximum(all_ns, 1))[run] & light["call_of_layer"].isin(fused)
-        return light
+        makes_mask[makes_mask] = np.isin(call[makes_mask], fused)
+        only_copies = np.bincount(run, (ops["kernel_class"] == "copy").to_numpy()[row])[run] == length
+        columns = {"row": row, "call_of_layer": call, "run": run, "length": length}
+        return pd.DataFrame({**columns, "only_copies": only_copies, "makes_mask": makes_mask}, copy=False)
 
-    @property
+    def _of_runs(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """The rows of `ops` of some `runs`, with their `run` and its `length`."""
+        ops: pd.DataFrame = self.ops[_RUN_COLUMNS].iloc[runs["row"].to_numpy()]
+        return ops.assign(run=runs["run"].to_numpy(), length=runs["length"].to_numpy())
+
+    @cached_property
     def mask_kernels(self) -> pd.DataFrame:
-        """The `runs` that make a mask."""
-        return self.runs[self.runs["makes_mask"]]
+        """The `runs` that make a mask, as rows of `ops`."""
+        return self._of_runs(self.runs[self.runs["makes_mask"]])
 
     @cached_property
     def chains(self) -> pd.DataFrame:
-        """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls; not those that make masks, or only
-        copy.
+        """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls, as rows of `ops`; not those that
+        make masks, or only copy.
         """
         runs = self.runs
         is_chain = ~runs["makes_mask"]
         is_long = is_chain & (runs["length"] >= CHAIN_LENGTH)
-        calls = runs["call_of_layer"][is_long & (runs["layer"] != NO_LAYER)]
-        return runs[is_chain & (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]]
+        calls = runs["call_of_layer"][is_long & (runs["call_of_layer"] != NONE)].unique()
+        return self._of_runs(runs[is_chain & (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]])
 
     @cached_property
     def gaps(self) -> pd.DataFrame:
@@ -317,9 +319,8 @@ class Program(Operations):
             (before >= 0) & (before + 1 < len(ends)) & gaps["cause"].isin([*at_work, "launch", "copy", "queued"])
         )
         if is_between.any():
-            order = np.argsort(self.ops["end_ns"], kind="stable")
-            done_ns = np.append(0, np.cumsum(self.ops["ns"].to_numpy()[order]))
-            work_ns = done_ns[np.searchsorted(self.ops["end_ns"].to_numpy()[order], ends, side="right")]
+            ended = np.searchsorted(ends, self.ops["end_ns"])  # before how many of the copies
+            work_ns = np.cumsum(exact_sums(ended, self.ops["ns"].to_numpy(), len(ends) + 1))
             step = np.searchsorted(np.sort(self.steps["start_ns"]), ends, side="right")
             after = np.minimum(before + 1, len(ends) - 1)
             works |= is_between & (step[before] == step[after]) & (work_ns[after] - work_ns[before] <= gaps["idle_ns"])
@@ -372,6 +373,8 @@ class Program(Operations):
         """The gaps from each of these rows of `waits` until the next wait, if that follows."""
         is_chosen = (self.waits["follows"] & self.waits.index.isin(waits.index)).to_numpy()
         gaps = self.times.gaps
+        if not is_chosen.any():
+            return gaps[:0]
         last = np.searchsorted(self.waits["gap"], np.arange(len(gaps)), side="right") - 1
         return gaps[np.append(is_chosen, False)[last]]
 
@@ -469,8 +472,8 @@ class Program(Operations):
     ) -> Finding:  # fmt: skip
         """A finding about operations, at the layer and phase with most of their time, which is saved if not given."""
         layer, phase = costliest(ops, "ns")
-        ops_there = at(ops, layer, phase)
-        longest = ops_there.iloc[int(ops_there["ns"].to_numpy().argmax())]
+        is_there = (ops["layer"] == layer) & (ops["phase"] == phase)
+        longest = ops.iloc[int(ops["ns"].where(is_there, -1).to_numpy().argmax())]
         return Finding(
             rule, title, evidence, layer, phase, int(longest["start_ns"]), int(longest["end_ns"]),
             self.busy_ns(ops) if saves is None else int(saves), fix, confidence, refuted_by, symptom_of,
@@ -509,10 +512,16 @@ def kinds(layers: pd.Series[Any]) -> pd.Series[str]:
 
 def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
     """The layer and phase with the most of these rows."""
-    layer, phase = (rows[name].astype("category").cat for name in ("layer", "phase"))
-    place = layer.codes.to_numpy(np.int64) * len(phase.categories) + phase.codes.to_numpy()
+    place, _ = placed(rows)
     first = int(np.argmax(np.bincount(place, rows[weight])[place]))
     return str(rows["layer"].iloc[first]), str(rows["phase"].iloc[first])
+
+
+def placed(rows: pd.DataFrame) -> tuple[Int64Array, pd.MultiIndex]:
+    """The layer and phase of each row, a position in the index of all that there can be, in order."""
+    layer, phase = (rows[name].astype("category").cat for name in ("layer", "phase"))
+    place = layer.codes.to_numpy(np.int64) * len(phase.categories) + phase.codes.to_numpy()
+    return place, pd.MultiIndex.from_product([layer.categories, phase.categories], names=["layer", "phase"])
 
 
 def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:

@@ -92,22 +92,27 @@ class Replay:
         inside_ns[:] = np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3))
         np.divide(times, slowdown, out=times, where=times < ASLEEP_NS)
         start = host.start[self.calls]
-        times[np.searchsorted(skipped[0], start, side="right") > np.searchsorted(skipped[1], start)] = 0
+        first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")
+        for rows in map(slice, first, stop):
+            times[rows] = 0
         return times
 
     def _time_operations(self, start: Times, end: Times, launched: Times) -> None:
         """How long each operation occupies the GPU, and starts after its launch or after the operation before."""
         free = np.maximum.accumulate(np.append(start[:1], end[:-1]))  # when those before each are done
         is_late = launched > free
-        self._busy_ns = np.maximum(end - np.maximum(free, start), 0)  # those that overlap count once
+        busy_ns = np.maximum(end - np.maximum(free, start), 0)  # those that overlap count once
         usual_ns = float(np.median((start - launched)[is_late])) if is_late.any() else 0.0
-        self._start_ns = np.where(is_late, start - launched, min(usual_ns, START_NS))
+        start_ns = np.where(is_late, start - launched, min(usual_ns, START_NS))
         idle_ns = np.clip(start - free, 0, None)
         usual_ns = float(np.median(idle_ns[~is_late])) if not is_late.all() else 0.0
         gap_ns = np.where(is_late, np.minimum(idle_ns, min(usual_ns, START_NS)), idle_ns)
         gap_ns[(self._launch >= 0) & ~is_late & (idle_ns > ASLEEP_NS)] = START_NS
-        self._back_to_back_ns = np.cumsum(self._busy_ns + gap_ns)  # when each ends if all are launched in time
-        self.gpu_ns = float(self._busy_ns.sum() + gap_ns.sum())
+        self.gpu_ns = float(busy_ns.sum() + gap_ns.sum())
+        gap_ns += busy_ns
+        self._back_to_back_ns = np.cumsum(gap_ns)  # when each ends if all are launched in time
+        self._late_ns = start_ns + busy_ns - self._back_to_back_ns
+        self._late_ns[self._launch < 0] = -np.inf
 
     @cached_property
     def length_ns(self) -> float:
@@ -134,32 +139,37 @@ class Replay:
             edges, until_edge_ns = np.column_stack(intervals).ravel(), np.append(0, vanished_ns.repeat(2)[:-1])
             until_ns = np.interp(self._moments_ns, edges - self._origin, until_edge_ns)
             length_ns, gone_ns = (np.diff(edge_ns).reshape(-1, 2) for edge_ns in (self._moments_ns, until_ns))
-            times = times * (length_ns - gone_ns) / np.maximum(length_ns, 1)
+            times = times * (length_ns - gone_ns)
+            times /= np.maximum(length_ns, 1)
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
-        between_ns, inside_ns = np.where(reads, 0, times.T)
-        host_ns = np.cumsum(between_ns + inside_ns)  # when each call returns, if none waits
+        host_ns = times[:, 0] + times[:, 1]
+        host_ns[reads] = 0
+        np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
+        waits_ns, returns_ns, gone = (
+            column[self._waits].tolist() for column in (np.where(reads, 0, times[:, 1]), host_ns, is_gone)
+        )
         delay_ns = np.zeros(len(self._waits) + 1)  # by how much the waits up to each delay the host
-        planned = self._back_to_back_ns
-        # by how much later than planned each operation ends for its launch, if the host never waits
-        late_ns = np.append(host_ns, -np.inf)[self._launch] + self._start_ns + self._busy_ns - planned
-        end_ns, latest_ns, position = np.empty(len(planned)), 0.0, 0
+        # by how much later than back to back each operation ends: for its launch, then also for those before it
+        late_ns, planned = host_ns[self._launch], self._back_to_back_ns
+        late_ns += self._late_ns
+        latest_ns, position = 0.0, 0
         for wait, stop in enumerate([*self._ops_before.tolist(), len(planned)]):
             if stop > position:  # the operations that are launched before this wait
-                rows = slice(position, stop)
-                behind_ns = late_ns[rows] + delay_ns[np.minimum(self._waits_before[rows], wait)]
+                behind_ns = late_ns[position:stop]
+                behind_ns += delay_ns[self._waits_before[position:stop]]
                 behind_ns[0] = max(behind_ns[0], latest_ns)
-                end_ns[rows] = planned[rows] + np.maximum.accumulate(behind_ns)
-                latest_ns, position = end_ns[stop - 1] - planned[stop - 1], stop
+                np.maximum.accumulate(behind_ns, out=behind_ns)
+                latest_ns, position = behind_ns[-1], stop
             if wait == len(self._waits):
                 break
-            row, awaited = self._waits[wait], self._awaited[wait]
-            returned = host_ns[row] - inside_ns[row] + delay_ns[wait]
-            if not is_gone[row]:
-                returned += min(inside_ns[row], RETURN_NS) if self._has_waited[wait] else inside_ns[row]
+            awaited = self._awaited[wait]
+            returned = returns_ns[wait] - waits_ns[wait] + delay_ns[wait]
+            if not gone[wait]:
+                returned += min(waits_ns[wait], RETURN_NS) if self._has_waited[wait] else waits_ns[wait]
                 if 0 <= awaited < position:
-                    returned = max(returned, end_ns[awaited] + self._return_ns[wait])
-            delay_ns[wait + 1] = returned - host_ns[row]
-        return float(max(end_ns[-1], host_ns[-1] + delay_ns[-1]))
+                    returned = max(returned, planned[awaited] + late_ns[awaited] + self._return_ns[wait])
+            delay_ns[wait + 1] = returned - returns_ns[wait]
+        return float(max(planned[-1] + late_ns[-1], host_ns[-1] + delay_ns[-1]))
 
 
 def _launches_and_waits(
@@ -170,8 +180,10 @@ def _launches_and_waits(
     """
     rows = np.flatnonzero((host.end[:-1] > first_ns) & (host.start[:-1] < last_ns))
     calls = host.of_process(int(host.pid[call[call >= 0]][0]), rows)
-    previous_end = np.maximum.accumulate(np.append(first_ns, host.end[calls]))[:-1]
-    calls = calls[host.start[calls] >= previous_end]
+    start, latest_end = host.start[calls], host.end[calls]
+    np.maximum.accumulate(latest_end, out=latest_end)
+    is_outer = np.append(start[:1] >= first_ns, start[1:] >= latest_end[:-1])
+    calls = calls[is_outer]
     is_launch = np.zeros(len(host.start), dtype=bool)
     is_launch[call] = True
     positions = np.flatnonzero(host.waits[calls] | is_launch[calls])
