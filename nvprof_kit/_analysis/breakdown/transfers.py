@@ -8,7 +8,6 @@ compared with the link bandwidth independent of the collective and the number of
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -116,7 +115,9 @@ def comm_table(
     """
     rows = np.flatnonzero(active.sort == COMM)
     if not len(rows):  # what follows takes a while for none, too
-        return _without_rows(COMM_COLUMNS, missing=(*_MOVED, "ranks"))
+        types = {name: {"str": "str", "float": "float64"}.get(of.kind, "int64") for name, of in COMM_COLUMNS.items()}
+        types |= dict.fromkeys((*_MOVED, "ranks"), "Int64")
+        return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in types.items()})
     names = trace.ops["name"].cat
     matches = (_COLLECTIVE.search(str(name)) for name in names.categories)
     collective = [match.group(1).replace("_", "") if match else "other" for match in matches]
@@ -198,15 +199,6 @@ def _transfers(trace: Trace, attribution: Attribution, bare: Int64Array, rows: I
     return ops[["device"]].assign(
         **columns, gpu_ns=ops["end_ns"] - ops["start_ns"], exposed_ns=bare[rows], bytes=ops["bytes"].clip(lower=0)
     ).reset_index(drop=True)  # fmt: skip
-
-
-def _without_rows(columns: Columns, missing: Collection[str]) -> pd.DataFrame:
-    """An empty table; some columns are of integers that can be missing."""
-    types = {"str": str, "int": np.int64, "float": np.float64}
-    nullable = dict.fromkeys(missing, "Int64")
-    return pd.DataFrame(
-        {name: pd.Series(dtype=nullable.get(name, types[column.kind])) for name, column in columns.items()}
-    )
 
 
 def _ranked(table: pd.DataFrame, columns: Columns) -> pd.DataFrame:
