@@ -76,13 +76,13 @@ class TableFolder(Database):
                 array = batch.column(condition.column)
                 if not is_integer(array.type):
                     raise self.broken(f"{table}.{condition.column} is {array.type}")
-                is_one = compute.is_in(int64(array), value_set=pyarrow.array([*condition.values], pyarrow.int64()))
-                is_one = compute.invert(is_one) if condition.excluded else is_one
+                meets = compute.is_in(int64(array), value_set=pyarrow.array([*condition.values], pyarrow.int64()))
+                meets = compute.invert(meets) if condition.excluded else meets
                 if array.null_count and condition.or_null:
-                    is_one = compute.or_(is_one, array.is_null())
+                    meets = compute.or_(meets, array.is_null())
                 elif array.null_count:
-                    is_one = compute.and_(is_one, array.is_valid())
-                is_met = compute.and_(is_met, is_one)
+                    meets = compute.and_(meets, array.is_valid())
+                is_met = compute.and_(is_met, meets)
             chosen.append(is_met)
         return chosen
 

@@ -675,16 +675,22 @@ def test_a_real_prefill_without_a_fault():
     assert all(finding.saves_ns < 9_000_000 for finding in findings)
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize(("between", "least_us", "most_us"), [("other", 40, 44), ("layers.0", 5, 15)])
-def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(file, between, least_us, most_us):
-    """Five waits of 1 µs beyond the kernel's end; 6 µs later the next kernel is launched, of the loop or of a layer."""
-    file.range_("step 0", 0, 400_000, category="step", payload=0)
-    file.kernel(1_000, 100_000, launched=(0, 500))
-    for at in range(100_000, 150_000, 10_000):
-        file.call("cudaStreamSynchronize_v3020", at - 1_000, at + 1_000)
-        if between != "other":
-            file.range_(between, at + 6_000, at + 8_000)
-        file.kernel(at + 10_000, at + 10_010, launched=(at + 7_000, at + 7_500))
+def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(file, between, least_us, most_us, gpus):
+    """Five waits of 1 µs beyond the kernel's end; 6 µs later the next kernel is launched, of the loop or of a layer.
+
+    The waits of two GPUs take turns.
+    """
+    for gpu in range(gpus):
+        shift, pid = 5_000 * gpu, 7 + gpu
+        file.range_("step 0", shift, shift + 400_000, category="step", payload=0, pid=pid)
+        file.kernel(shift + 1_000, shift + 100_000, launched=(shift, shift + 500), pid=pid, device=gpu)
+        for at in range(shift + 100_000, shift + 150_000, 10_000):
+            file.call("cudaStreamSynchronize_v3020", at - 1_000, at + 1_000, pid=pid)
+            if between != "other":
+                file.range_(between, at + 6_000, at + 8_000, pid=pid)
+            file.kernel(at + 10_000, at + 10_010, launched=(at + 7_000, at + 7_500), pid=pid, device=gpu)
     saves_ns = sum(finding.saves_ns for finding in of_rule("sync", file.write()))
     assert 1_000 * least_us - 50 <= saves_ns <= 1_000 * most_us
 
