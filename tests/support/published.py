@@ -1,38 +1,46 @@
-"""Layers from module events of PyTorch traces, against an independent computation with sets and stacks.
-
-On committed traces, and on those that others published where ``NVPROF_KIT_PUBLISHED`` names their folder.
-"""
+"""What captures that others published say of their blocks, computed from the files in SQL, sets and stacks."""
 
 import gzip
 import json
 import lzma
-import os
 import re
+import sqlite3
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import pytest
-from support.data import DATA
+from support.data import unpacked
 
-import nvprof_kit
-
-TRACES = [
-    *(DATA / "foreign" / f"{name}.json.xz" for name in ("kineto-stack", "kineto-checkpoint")),
-    *sorted(Path(os.environ.get("NVPROF_KIT_PUBLISHED", "/nonexistent")).glob("*.json.gz")),
-]
+_SIDE = re.compile(r"FSDP::(pre|post)_forward \(([^)]*blocks\.\d+)")
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name)
-def test_a_module_has_the_time_of_the_kernels_launched_in_it(trace):
-    """Where the layers are from module events; graph replays and compiled models have theirs from elsewhere."""
-    expected = {layer: time for layer, time in module_blocks(trace).items() if time}
-    rows = nvprof_kit.open(trace).layers(steps="all", fold=False).rows
-    forward = rows[rows["phase"] == "forward"].set_index("layer")["gpu_total_ns"]
-    if not set(expected) & set(forward.index):
-        pytest.skip("its layers are not from module events")
-    assert {layer: forward.get(layer, 0) for layer in expected} == pytest.approx(expected, rel=0.03)
+def blocks_of(path: Path, copy: Path) -> dict[int, dict[str, tuple[int, int]]]:
+    """GPU time in each whole block of FSDP, and from its first operation to its last, by process and block, in ns.
+
+    Args:
+        path: The packed capture.
+        copy: Where to unpack it.
+    """
+    db = sqlite3.connect(unpacked(path, copy))
+    texts = "SELECT globalTid, coalesce(text, value), start, end FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId"
+    sides: dict[tuple[int, str], dict[str, tuple[int, int]]] = defaultdict(dict)
+    for thread, text, start, end in db.execute(texts):
+        if side := _SIDE.match(text or ""):
+            sides[thread, side[2]][side[1]] = (start, end)
+    db.execute("CREATE TABLE block (thread, name, first, last)")
+    whole = [(*key, of["pre"][0], of["post"][1]) for key, of in sides.items() if len(of) == 2]
+    db.executemany("INSERT INTO block VALUES (?, ?, ?, ?)", whole)
+    columns = "SELECT start, end, globalPid, correlationId FROM CUPTI_ACTIVITY_KIND"
+    blocks: dict[int, dict[str, tuple[int, int]]] = defaultdict(dict)
+    for pid, name, *times in db.execute(
+        "SELECT thread >> 24, name, sum(op.end - op.start), max(op.end) - min(op.start) FROM block "
+        "JOIN CUPTI_ACTIVITY_KIND_RUNTIME call ON globalTid = thread AND call.start >= first AND call.start < last "
+        f"JOIN ({columns}_KERNEL UNION ALL {columns}_MEMCPY UNION ALL {columns}_MEMSET) op "
+        "ON op.correlationId = call.correlationId AND globalPid >> 24 = thread >> 24 GROUP BY thread, name"
+    ):
+        blocks[pid][name] = (times[0], times[1])
+    return blocks
 
 
 def module_blocks(path: Path) -> dict[str, int]:
