@@ -1,6 +1,7 @@
 """How well `nvprof-kit advise` tells known faults: precision and recall by rule.
 
     python tests/bench/bench_advise.py [--programs 120] [--verbose]
+    python tests/gpu/programs/faults.py --out FOLDER
     python tests/bench/bench_advise.py --faults FOLDER [FOLDER ...] [--docs]
 
 On committed captures of which the faults are known (`tests/support/brute_force/advise_truth.py`), and on programs made
@@ -90,7 +91,7 @@ def planted(folders: list[Path]) -> list[str]:
             busy_ms = float((shown["wall_ns"] - shown["idle_ns"]).sum() / max(steps, 1)) * scale
             clean.append((base, advice, statistics.median(program["clean_ms"]), busy_ms, scale))
             continue
-        rules, place = PLANTED[fault]
+        rules, place = PLANTED.get(name) or PLANTED[fault]
         ranked = [
             (rank, finding)
             for rank, finding in enumerate(advice.findings, 1)
@@ -135,7 +136,7 @@ PLANTED = {
     for line in (DATA / "faults" / "planted.tsv").read_text(encoding="utf-8").splitlines()[1:]
     for _, fault, rules, place in [line.split("\t")]
 }
-"""The rules, one of which knows a planted fault, and a pattern of its layer and phase."""
+"""The rules, one of which knows a fault or a program with it, and a pattern of its layer and phase."""
 
 
 if __name__ == "__main__":

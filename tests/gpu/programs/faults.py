@@ -11,7 +11,7 @@ process, at sizes that say nothing of speed: do they run, and does each with a f
 
 Each program is a process of its own, which runs a stretch of steps whenever it is asked, so that those with and without
 the fault are timed in turn. What FOLDER has is not run again, and after the seconds are over nothing new begins. A
-program that fails is one line. `EXPECTED` has the findings that an expert would accept for each fault, and where.
+program that fails is one line.
 """
 
 from __future__ import annotations
@@ -39,47 +39,9 @@ from torch import Tensor, nn
 
 import nvprof_kit
 
-LOOP, UNNAMED, ANY = r"^\(none\)|^ ", r"^\(none\)|head|embed|^ ", ""
-EXPECTED = {
-    "prefill+all-logits": ("logits", r"head|Transformer|\(none\)"),
-    "prefill+math-attention": ("unfused-attention", "attn"),
-    "prefill+mask-in-layer": ("unfused-attention unfused-chains", "attn"),
-    "prefill+cpu-embedding": ("copies sync", r"embed|Transformer|\(none\)"),
-    "decode+cat-cache": ("tensor-copies", "attn"),
-    "decode+stop-check": ("sync launch", LOOP),
-    "decode+cpu-sampling": ("copies sync host-busy", LOOP),
-    "graph+request-loop": ("sync launch small-kernels", UNNAMED),
-    "graph+host-inputs": ("copies sync host-busy launch", UNNAMED),
-    "mixed+slot-loop": ("sync launch", UNNAMED),
-    "mixed+empty-cache": ("allocation", ANY),
-    "mixed+detokenize": ("sync host-busy copies launch", UNNAMED),
-    "embed+host-tokenizer": ("host-busy dataloader copies launch", UNNAMED),
-    "embed+row-by-row": ("copies sync", UNNAMED),
-    "embed+hand-gelu": ("unfused-chains", "blocks"),
-    "embed+fp32-block": ("fp32-gemms outlier-layer", r"blocks\.6"),
-    "train+log-norms": ("sync launch", LOOP),
-    "train+foreach-off": ("optimizer-loop", "optimizer"),
-    "train+recompute-all": ("recompute", "blocks|recompute"),
-    "train+anomaly": ("sync launch", ANY),
-    "train+fp32-head": ("fp32-gemms", "head"),
-    "lora+unfrozen-block": ("outlier-layer", r"blocks\.4"),
-    "lora+adapter-upcast": ("fp32-gemms tensor-copies unfused-chains", "attn"),
-    "lora+eager-attention-block": ("outlier-layer unfused-attention unfused-chains", r"blocks\.4"),
-    "moe+expert-loop": ("sync launch small-kernels", "mlp"),
-    "moe+double-loss": ("double-precision", LOOP),
-    "moe+launch-blocking": ("sync launch", ANY),
-    "compile+clamp-check": ("sync launch", rf"blocks|{UNNAMED}"),
-    "compile+uncompiled-block": ("outlier-layer unfused-chains", r"blocks\.5"),
-    "vit+pageable-images": ("copies", LOOP),
-    "vit+host-augment": ("dataloader host-busy copies launch", LOOP),
-    "vit+tf32-off": ("fp32-gemms", "attn"),
-    "vit+channel-copies": ("tensor-copies unfused-chains", "blocks"),
-    "ddp+timers-sync": ("sync launch", LOOP),
-    "ddp+sync-every-micro-step": ("exposed-collectives", ANY),
-    "fsdp+clip-loop": ("sync launch optimizer-loop", LOOP),
-    "fsdp+root-only": ("exposed-collectives", ANY),
-}
-"""For each program with a fault the rules of findings that an expert would accept, and a pattern of `LAYER PHASE`."""
+PLANTED = Path(__file__).parents[2] / "data" / "faults" / "planted.tsv"
+FAULTY = [name for line in PLANTED.read_text().splitlines() for name in line.split("\t")[1:2] if "+" in name]
+"""The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 SIZES = {
     "prefill": Size(2048, 8, 8, 1024),
@@ -401,7 +363,7 @@ def capture(name: str, options: argparse.Namespace) -> None:
 
 def names_of(base: str, options: argparse.Namespace) -> list[str]:
     """The program without a fault and those with one, as far as they are asked for and FOLDER lacks them."""
-    names = [base, *(name for name in EXPECTED if name.partition("+")[0] == base)]
+    names = [base, *(name for name in FAULTY if name.partition("+")[0] == base)]
     if options.out is not None:
         names = [name for name in names if (options.ranks > 1 or name not in TWO_RANKS)]
         names = [name for name in names if not (options.out / f"{name}.sqlite.xz").exists()]
@@ -445,7 +407,7 @@ def check(options: argparse.Namespace) -> int:
             except Exception as error:
                 failures += 1
                 print(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}", flush=True)
-    print(f"{failures} of {len(SIZES) + len(EXPECTED)} programs failed")
+    print(f"{failures} of {len(SIZES) + len(FAULTY)} programs failed")
     return failures
 
 

@@ -25,7 +25,7 @@ TRACES = [
 
 @pytest.mark.skipif(not BEFORE.exists(), reason="needs NVPROF_KIT_PUBLISHED with mfu_before.sqlite.xz")
 def test_the_blocks_of_each_rank(tmp_path):
-    (_, first), (_, second) = sorted(blocks_of(BEFORE, tmp_path / 'before.sqlite').items())
+    (_, first), (_, second) = sorted(blocks_of(BEFORE, tmp_path / "before.sqlite").items())
     assert [len(first), len(second)] == [16, 16]
     assert [round(sum(gpu for gpu, _ in rank.values()) / 1e6, 2) for rank in (first, second)] == [260.76, 252.59]
     assert [round(median(gpu for gpu, _ in rank.values()) / 1e6, 2) for rank in (first, second)] == [15.98, 15.66]
