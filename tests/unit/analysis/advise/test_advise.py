@@ -3,12 +3,14 @@
 import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.brute_force.advise_truth import REAL
+from support.captures.advise_programs import FAULTS
 from support.captures.kineto_file import event, kernel, write
 from support.captures.nsys_file import NsysFile
 from support.data import DATA, unpacked
@@ -242,6 +244,13 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "gpu-clocks": gpu_clocks,
     "logits": logits,
 }
+
+
+def test_every_rule_has_two_faults():
+    real = (rule for faults, _ in REAL.values() for rule in faults.split())
+    counts = Counter([*(scene.split()[0] for scene in SCENES), *FAULTS, *real])
+    single = {"unfused-attention", "logits", "gpu-clocks", "gpu-metrics"}  # the second has a test of its own, below
+    assert {rule for rule, count in counts.items() if count < 2} == single
 
 
 @pytest.mark.parametrize("bad", [True, False], ids=["fault", "none"])
