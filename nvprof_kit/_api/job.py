@@ -84,7 +84,7 @@ class Job:
         """Which rank the others wait for, if any; with layer, phase, cause and cost per step in nanoseconds."""
         from nvprof_kit._ranks.verdict import judge
 
-        return judge(self._aligned.tables, self._waits.charges, self._layers)
+        return judge(self._aligned.tables, self._waits.charges, self._layers, self._aligned.floor_ns)
 
     def clocks(self) -> RankTable:
         """Offset (ns) and drift (ppm) of each rank's clock relative to the job's clock."""

@@ -97,13 +97,14 @@ class Judged(Protocol):
         """Which rank the others wait for, if any."""
 
 
-def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame) -> Verdict:
+def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame, floor_ns: int) -> Verdict:
     """Find the verdict.
 
     Args:
         tables: The job's maps, with matched collectives.
         charges: See `nvprof_kit._ranks.waits.Waits.charges`.
         layers: See `nvprof_kit._ranks.stages.layer_table`.
+        floor_ns: Shorter waits are less than the uncertainty of the clocks.
     """
     ranks, all_charges, all_steps = len(tables.ranks), charges, tables.step_lengths()
     if ranks < 2:
@@ -122,16 +123,16 @@ def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame) -> Ver
         of_rank = faults[faults["rank"] == rank], layers[layers["rank"] == rank]
         return late_rank(rank, *of_rank, costs[rank].dropna(), length, has_steps=len(all_steps) > 0)
     longest = float(costs.median().max()) if len(faults) else 0.0
+    nobody = f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than {_ms(longest)} of "
+    if floor_ns >= NOTABLE * length:
+        nobody = f"no verdict: are these captures of one run? Their clocks agree only to {_ms(floor_ns)} of "
     return (
         link
         or spread_out(faults, costs.fillna(0.0), length)
         or uneven_stages(charges, numbers, length)
         or start_up(all_charges, all_steps)
         or (more_work(tables, layers, costs, length) if len(all_steps) else None)
-        or Verdict(
-            sentence=f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than {_ms(longest)} of "
-            f"a step of {_ms(length)}"
-        )
+        or Verdict(sentence=f"{nobody}a step of {_ms(length)}")
     )
 
 

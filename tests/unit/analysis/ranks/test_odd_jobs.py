@@ -19,15 +19,12 @@ RANKS = DATA / "ranks"
 def keep_steps(file: Path, first: int, last: int) -> None:
     """Delete what was launched outside some steps, by their place."""
     with sqlite3.connect(file) as db:
-        begins = [
-            row[0]
-            for row in db.execute(
-                "SELECT e.start FROM NVTX_EVENTS AS e JOIN StringIds AS s ON s.id = e.textId "
-                "WHERE e.eventType = 59 AND s.value LIKE 'step %' ORDER BY e.start"
-            )
-        ]
-        low, high = begins[first], ([*begins, 1 << 62])[last + 1]
-        outside = f"(start < {low} OR start >= {high})"
+        rows = db.execute(
+            "SELECT e.start FROM NVTX_EVENTS AS e JOIN StringIds AS s ON s.id = e.textId "
+            "WHERE e.eventType = 59 AND s.value LIKE 'step %' ORDER BY e.start"
+        )
+        begins = [row[0] for row in rows]
+        outside = f"(start < {begins[first]} OR start >= {[*begins, 1 << 62][last + 1]})"
         calls = f"SELECT correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE {outside}"
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
             db.execute(f"DELETE FROM CUPTI_ACTIVITY_KIND_{table} WHERE correlationId IN ({calls})")
@@ -52,6 +49,8 @@ def test_other_windows_of_one_run_are_said(tmp_path):
     """Both windows have the run's id; nothing fits, and a rank that is not aligned is no reason to fail."""
     job = open_job([RANKS / f"ddp-{name}-2024.2.sqlite.xz" for name in ("layer.rank0", "none.rank1")])
     assert job.verdict.sentence == "no verdict: the ranks share no collective in a step"
+    mixed = open_job([RANKS / f"ranks-ddp-{name}-2024.2.sqlite.xz" for name in ("layer.rank0", "none.rank1")])
+    assert mixed.verdict.sentence.startswith("no verdict: are these captures of one run?")  # step by step
     assert any("2 ranks have no step in common with another one" in one for one in job.warnings)
     assert "not aligned" in str(job)
     assert job.report().save(tmp_path / "job.html").stat().st_size > 1000
