@@ -15,8 +15,8 @@ from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
 from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts
-from nvprof_kit._trace.schema import OP_KINDS
-from nvprof_kit.names import PHASE_CATEGORIES, Category
+from nvprof_kit._trace.schema import OP_KINDS, REPLAYED
+from nvprof_kit.names import LAYER_CATEGORIES, PHASE_CATEGORIES, Category
 
 MODEL_PARTS = ("data", "forward", "backward", "recompute", "optimizer", "other")
 """The parts in the model view; `data` is the data loader."""
@@ -88,13 +88,17 @@ def overview(facts: Facts) -> pd.DataFrame:
 
 
 def model(facts: Facts) -> pd.DataFrame:
-    """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time."""
-    ranges = facts.attribution.ranges
+    """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time. A part that the
+    loop does not name has the ranges of its layers; of other phases, such as prefill, counts what no layer covers.
+    """
+    ranges, other = facts.attribution.ranges, MODEL_PARTS.index("other")
     part_of_op = _parts(pd.Series(facts.attribution.phases))[facts.attribution.phase]
     phases = pd.Series(ranges.phase_text).str.lower()
-    is_phase = ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA))
-    part_of_range = np.where(is_phase, _parts(phases), NONE)
-    is_call = ranges.first & ~inside_its_like(part_of_range, ranges)
+    parts, is_phase = _parts(phases), ranges.is_one_of((Category.PHASE, Category.OPTIMIZER, Category.DATA))
+    is_layer = ranges.is_one_of(LAYER_CATEGORIES) & (ranges.tid >= REPLAYED)
+    part_of_range = np.where(is_phase | (is_layer & ~np.isin(parts, parts[is_phase])), parts, NONE)
+    is_other = part_of_range == other
+    is_call = ranges.first & ~inside_its_like(np.where(is_other, other + ranges.phase, part_of_range), ranges)
     for code, model_part in enumerate(MODEL_PARTS):  # zero_grad is a part of the optimizer, but not a call of it
         is_named = (phases == model_part).to_numpy()
         if (is_named & (part_of_range == code)).any():
@@ -105,6 +109,12 @@ def model(facts: Facts) -> pd.DataFrame:
     for code, model_part in enumerate(MODEL_PARTS):
         gpu = facts.busy_ops(np.flatnonzero(part_of_op == code), part=model_part).rename(columns={"calls": "gpu_ops"})
         cpu = facts.busy(intervals[part_of_range == code], "cpu_total_ns", part=model_part)
+        if code == other:
+            of_layers, with_other = (
+                facts.busy(intervals[rows], "cpu_total_ns").set_index("step")["cpu_total_ns"]
+                for rows in (is_layer, is_layer | is_other)
+            )
+            cpu["cpu_total_ns"] = cpu["step"].map(with_other.sub(of_layers, fill_value=0)).astype("int64")
         tables.append(gpu.merge(cpu, on=["step", "part"], how="outer", sort=False))
     return facts.with_ratios(tables, ["part", "calls", "gpu_ops"])
 
