@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
@@ -224,7 +225,7 @@ def layers(
     )
     absent = {*(("steps",) if by_step else BY_STEP), *(() if "name" in trace.ops else PARTS)}
     rows = rows[[name for name in (*COLUMNS, *chain(*split_columns.values())) if name not in absent]]
-    tree = _tree(cells, sums, split_columns)
+    tree = _tree(cells, sums, split_columns, is_row[cells.layer_rows :].any(axis=1))
     if layers_memory is not None:
         rows = layers_memory.beside(rows, np.arange(is_row.size).reshape(is_row.shape).T[is_row.T])
         if not by_step:
@@ -250,12 +251,13 @@ def layers(
     )
 
 
-def _tree(cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
+def _tree(
+    cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tuple[str, ...]], ran: npt.NDArray[np.bool_]
+) -> pd.DataFrame:
     """The printed tree: layers including their submodules, by phase, and behind them what ran outside layers."""
     tree = cells.tree
     layers = {name: cells.by_layer(values).sum(axis=2) for name, values in sums.items()}
     outside = {name: values[cells.layer_rows :].sum(axis=1) for name, values in sums.items()}
-    ran = outside["gpu_ops"] + outside["calls"] > 0
     outside = {name: values[ran] for name, values in outside.items()}
     nothing, nowhere = np.zeros(len(tree.layers), dtype=np.int64), np.zeros(np.count_nonzero(ran), dtype=np.int64)
     total, comm = (tree.with_nested(layers[name]) for name in ("gpu_self_ns", "comm_ns"))
