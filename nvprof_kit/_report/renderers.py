@@ -60,7 +60,7 @@ def figure(result: Result) -> Figure:
     values, labels = result.bars.get(result.schema, ((), ()))
     frame = result.to_frame() if values else None
     if frame is None or not {*values, *labels} <= set(frame):
-        raise no_plot(type(result).__name__)
+        raise no_plot(type(result).__name__, [name.partition("-")[2] for name in result.bars if "-" in name])
     from nvprof_kit._report.plots.plots import bars_figure
 
     return bars_figure(frame, values, labels, type(result).__name__)

@@ -438,9 +438,10 @@ def table_named(tables: Mapping[str, pd.DataFrame], view: str) -> pd.DataFrame:
     return tables[view]
 
 
-def no_plot(subject: str) -> UsageError:
-    """The error that something has no plot."""
-    return UsageError(f"{subject} has no plot; needed a table format: .csv, .json, .md, .parquet or .txt")
+def no_plot(subject: str, views: Sequence[str] = ()) -> UsageError:
+    """The error that something has no plot, though some of its views have one."""
+    of_views = f", or one view: {', '.join(views)}" if views else ""
+    return UsageError(f"{subject} has no plot; needed a table format: .csv, .json, .md, .parquet or .txt{of_views}")
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -314,7 +314,7 @@ def _reasons_against(infos: Sequence[CaptureInfo], runs: Sequence[Samples]) -> l
         if tool.split()[0] != tools[0].split()[0]:
             reasons.append(f"other tools ({tools[0]}; {tool})")
         if phase != phases[0]:
-            reasons.append(f"other windows (phases {', '.join(phases[0])}; {', '.join(phase)})")
+            reasons.append(f"other windows (phases {', '.join(phases[0]) or 'none'}; {', '.join(phase) or 'none'})")
     reasons += [
         f"{info.path} has {len(run.steps)} steps to compare, needed {MIN_STEPS}: capture more, or mark "
         "them with nvprof_kit.step(...)"

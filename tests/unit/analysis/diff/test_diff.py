@@ -172,8 +172,10 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path):
         diff(base, few)
     with pytest.raises(CaptureError, match=r"other windows \(phases forward; backward, forward\)"):
         diff(base, trained)
-    with pytest.raises(CaptureError, match=r"other GPUs \(NVIDIA H200; Test GPU\)"):
-        diff(opened(DATA / "hooks-ddp-2024.2.sqlite.xz"), base)
+    with pytest.raises(CaptureError, match=r"other GPUs \(NVIDIA H200; Test GPU\).*phases backward, forward; none\)"):
+        plain = NsysFile(tmp_path / "plain.sqlite")
+        plain.kernel(100, 200, launched=(10, 20))
+        diff(opened(DATA / "hooks-ddp-2024.2.sqlite.xz"), opened(plain.write()))
     result = diff(base, trained, anyway=True)
     assert "compared in spite of this: other windows" in result.warnings[0]
 

@@ -66,15 +66,10 @@ def test_the_largest_are_drawn_in_the_tables_order():
 def test_answers_have_pictures(tmp_path):
     capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
     metrics = nvprof_kit.open(DATA / "metrics" / "llama-2023.4.sqlite.xz").metrics()
-    for answer in (
-        capture.breakdown(),
-        capture.breakdown("idle"),
-        capture.summary("kernel"),
-        capture.advise(),
-        metrics,
-    ):
+    breakdowns = (capture.breakdown(), capture.breakdown("idle"))
+    for answer in (*breakdowns, capture.summary("kernel"), capture.advise(), metrics):
         assert answer.save(tmp_path / "x.png").stat().st_size > 1_000
-    with pytest.raises(UsageError, match="Summary has no plot"):
+    with pytest.raises(UsageError, match=r"Summary has no plot.* or one view: device, overview,"):
         capture.summary().figure()  # eight views are no picture
     with pytest.raises(UsageError, match="Breakdown has no plot"):
         capture.breakdown("queue").figure()
