@@ -96,6 +96,11 @@ class Noise(NamedTuple):
         return cls(operations, max(operations, HOST_NOISE * idle), assumed=True)
 
 
+def is_within(noise: float, ratio: float) -> bool:
+    """Whether two runs of one program can differ by a factor, given the noise of a run: 95 % do not differ by more."""
+    return abs(math.log(max(ratio, 1e-9))) < 1.96 * math.sqrt(2) * noise
+
+
 def within(noise: float) -> str:
     """Where 95 % of the changes between two runs of one program lie, given the noise of a run."""
     factor = math.exp(1.96 * math.sqrt(2) * noise)

@@ -20,6 +20,7 @@ from nvprof_kit._analysis.attribution.steps import (
     typical_step,
 )
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
+from nvprof_kit._analysis.diff.effects import Noise, within
 from nvprof_kit._analysis.layers.layers import Layers, layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
 from nvprof_kit._analysis.layers.sums import Cells
@@ -48,6 +49,7 @@ from nvprof_kit._report.page.timeline import MAX_BOXES, Drawing, ShownStep, draw
 from nvprof_kit._report.text.layers import layers_by_step, left_out_lines, row_names, time_name
 from nvprof_kit._report.text.table import capture_facts
 from nvprof_kit._report.text.texts import is_missing, percent, saving
+from nvprof_kit._report.text.views import OF_GPUS, OUTSIDE, parts_of_wall
 from nvprof_kit.issues import printed
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
@@ -93,7 +95,8 @@ class Sheet(NamedTuple):
 def report_page(sheets: Sequence[Sheet]) -> bytes:
     """The page as UTF-8, of one capture or of two, the second of which is compared with the first."""
     compared = [sheet.layers for sheet in sheets]
-    changes, change_total, note = comparison(*compared) if len(compared) > 1 else ([], [], "")
+    noise = Noise.between(1, 0.0, compared[0].info.on_gpu, None).operations
+    changes, change_total, note = comparison(compared[0], compared[1], noise) if len(compared) > 1 else ([], [], "")
     return render(
         "page.html",
         scripts=_SCRIPTS,
@@ -104,6 +107,7 @@ def report_page(sheets: Sequence[Sheet]) -> bytes:
         compared=[(capture.info.path, short_path(capture.info.path)) for capture in compared],
         changes=changes,
         changes_note=note,
+        noise=within(noise),
         without_comm=any(capture.summary.comm_ns for capture in compared),
         change_total=change_total,
         data=[sheet.data for sheet in sheets],
@@ -219,23 +223,26 @@ def _findings(
     operations: Operations, options: StepOptions, flops: Flops | None
 ) -> tuple[Advice | None, list[PageTable]]:
     """The findings, None without a GPU, and the tables of the breakdown that are not empty."""
-    result, path = breakdown(operations, options), operations.trace.info.path
+    result, path, on_gpu = breakdown(operations, options), operations.trace.info.path, operations.trace.info.on_gpu
     steps, columns, command = result.steps, result.columns, f"nvprof-kit breakdown {path}"
+    names = {} if on_gpu else {"compute_ns": "operators_ns", "gpu_ns": "operators_ns"}
     times = [name for name in steps.columns if str(name).endswith("_ns") and name != "start_ns"]
+    times = [name for name in times if on_gpu or not name.startswith("idle_") or name == "idle_ns"]
     several = [name for name in ("process", "device") if steps[name].nunique() > 1]
-    about = "milliseconds; compute, exposed communication, exposed copies and idle add up to the wall time"
+    about = f"milliseconds; {parts_of_wall(on_gpu)} add up to the wall time"
     title = "Breakdown: where each step's time goes"
-    rows, csv = steps[["step", *several, *times]], f"{command} --format csv"
+    rows, csv = steps[["step", *several, *times]].rename(columns=names), f"{command} --format csv"
+    rows = rows.astype({"step": object}).fillna({"step": OUTSIDE})
     tables = [page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
     step = steps["step"].iloc[result.critical_window] if len(steps) else None
     for view, (title, about) in _TITLES.items():
-        rows = result.table(view)
-        if len(rows):
+        rows = result.table(view).rename(columns=names)
+        if len(rows) and (on_gpu or view not in OF_GPUS):
             of_step = f" of step {step}" if view == "critical-path" and not is_missing(step) else ""
             over = about if of_step else f"{about}; milliseconds over all steps that are shown"
             csv, columns_of_view = f"{command} --view {view} --format csv", columns[f"breakdown-{view}"]
             tables.append(page_table(rows, columns_of_view, view, title + of_step, over, command=csv))
-    if not operations.trace.info.on_gpu:
+    if not on_gpu:
         return None, tables
     return advise(operations, options, times=result, limits=flops), tables
 

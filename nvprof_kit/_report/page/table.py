@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
+from nvprof_kit._analysis.diff.effects import is_within
 from nvprof_kit._analysis.layers.fold import MANY, Group, fold_tree
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.layers import COLUMNS, MEMORY_COLUMNS, Line, in_phase, row_names, total_line, tree_lines
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
     from nvprof_kit._analysis.flops.flops import Flops
     from nvprof_kit._analysis.layers.layers import Layers
-
-MARKED_CHANGE = 0.02
-"""Minimum relative change shown in color."""
 
 MAX_COMPARED = 20_000
 """Maximum number of rows of the comparison; those of the most time are kept."""
@@ -172,10 +170,10 @@ def _more_cells(
 # ---------------------------------------------------------------- captures beside each other
 
 
-def comparison(base: Layers, new: Layers) -> tuple[list[dict[str, Any]], list[Cell], str]:
+def comparison(base: Layers, new: Layers, noise: float) -> tuple[list[dict[str, Any]], list[Cell], str]:
     """The rows of the comparison, the total, and a sentence about omissions: all rows of both trees, as one tree. A row
     has the parent that it has in the first capture with it; below a parent, those of BASE come in its order, then those
-    of NEW only.
+    of NEW only. Changes that are more than the noise of a run have a color.
     """
     (base_ns, parents), (new_ns, new_parents) = (_times(layers) for layers in (base, new))
     parents |= {name: parent for name, parent in new_parents.items() if name not in parents}
@@ -193,8 +191,8 @@ def comparison(base: Layers, new: Layers) -> tuple[list[dict[str, Any]], list[Ce
         note = f"{len(rows) - MAX_COMPARED:,} rows of little time are left out: {command}"
         largest = sorted(range(len(rows)), key=lambda row: -max(rows[row][1] or 0, rows[row][2] or 0))[:MAX_COMPARED]
         rows = [rows[index] for index in sorted(largest)]
-    total = _change_cells(*(layers.summary.work_ns / max(layers.summary.steps, 1) for layers in (base, new)))
-    return [{**row, "cells": _change_cells(*times)} for row, *times in rows], total, note
+    total = _change_cells(noise, *(layers.summary.work_ns / max(layers.summary.steps, 1) for layers in (base, new)))
+    return [{**row, "cells": _change_cells(noise, *times)} for row, *times in rows], total, note
 
 
 def _times(layers: Layers) -> tuple[dict[str, float], dict[str, str]]:
@@ -211,13 +209,14 @@ def short_path(path: str) -> str:
     return name if len(name) <= 24 else f"{name[:10]}…{name[-12:]}"
 
 
-def _change_cells(base_ns: float | None, new_ns: float | None) -> list[Cell]:
+def _change_cells(noise: float, base_ns: float | None, new_ns: float | None) -> list[Cell]:
     """The time per step in each capture, None where it has no such row, then the change."""
     cells = [_cell("" if ns is None else MS(round(ns)) or "0.000", ns) for ns in (base_ns, new_ns)]
     if base_ns is None or new_ns is None:
         return [*cells, _cell("new" if base_ns is None else "gone", None), _cell("", None)]
     relative = (new_ns - base_ns) / base_ns if base_ns else None
-    mark = "" if relative is None or abs(relative) < MARKED_CHANGE else "worse" if relative > 0 else "better"
+    is_marked = base_ns and not is_within(noise, new_ns / base_ns)
+    mark = "" if not is_marked else "worse" if new_ns > base_ns else "better"
     change = f"{'+' if new_ns >= base_ns else ''}{MS(round(new_ns - base_ns)) or '0.000'}"
     percentage = "" if relative is None else f"{100 * relative:+.1f} %"
     return [*cells, _cell(change, new_ns - base_ns, mark=mark), _cell(percentage, relative, mark=mark)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.summary.summary import Summary
 
-_OUTSIDE = "outside steps"
+OUTSIDE = "outside steps"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _TITLES = {
     "idle": "Idle time, by cause and by what the host was doing",
@@ -34,7 +34,7 @@ _TITLES = {
 
 _STATES = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 """The time of each state of a device."""
-_OF_GPUS = ("idle", "copies", "launches", "queue")
+OF_GPUS = ("idle", "copies", "launches", "queue")
 """Tables about what a host does with a GPU."""
 
 
@@ -52,15 +52,19 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
         ]
     step = _step_name(result.steps.iloc[result.critical_window])
     for name, title in _TITLES.items():
-        if name in tables and (view or (len(tables[name]) and (on_gpu or name not in _OF_GPUS))):
+        if name in tables and (view or (len(tables[name]) and (on_gpu or name not in OF_GPUS))):
             rows = _queue(tables[name]) if name == "queue" and len(tables[name]) else tables[name]
             if not on_gpu:
                 rows = rows.drop(columns="device", errors="ignore").rename(columns={"gpu_ns": "operators_ns"})
-            text = title.format(step=step if step != _OUTSIDE else f"the time {step}")
+            text = title.format(step=step if step != OUTSIDE else f"the time {step}")
             parts += [Text(text, "bold"), frame_table(rows, top, result.columns[f"breakdown-{name}"]), ""]
-    parts_of_wall = ["compute", "exposed communication", "exposed copies"] if on_gpu else ["operators"]
-    note = f"Milliseconds; {', '.join(parts_of_wall)} and idle add up to wall."
+    note = f"Milliseconds; {parts_of_wall(on_gpu)} add up to wall."
     return [*parts, *below((note, *ranked_notes(tables.values())), result.warnings), ""]
+
+
+def parts_of_wall(on_gpu: bool) -> str:
+    """The parts of a step's time."""
+    return f"{'compute, exposed communication, exposed copies' if on_gpu else 'operators'} and idle"
 
 
 def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> RenderableType:
@@ -97,7 +101,7 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     for name, rows, style in (
         (f"{steady_count} steady steps" if len(warm_up) else f"all {steady_count} steps", steady, "bold"),
         (f"warm-up, {warm_up_count} more", warm_up, ""),
-        (_OUTSIDE, steps[result.instances < 0], ""),
+        (OUTSIDE, steps[result.instances < 0], ""),
     ):
         if len(rows):
             grid.add({"step": name, **_parts(rows.select_dtypes("number").sum(), states)}, style=style)
@@ -105,7 +109,7 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
 
 
 def _step_name(row: Any) -> str:
-    return _OUTSIDE if is_missing(row["step"]) else f"step {int(row['step'])}"
+    return OUTSIDE if is_missing(row["step"]) else f"step {int(row['step'])}"
 
 
 def _parts(row: Any, states: Iterable[str]) -> dict[str, str]:

@@ -103,10 +103,11 @@ def test_the_page_is_one_file_whose_own_script_alone_may_run(file):
 
 def test_without_a_gpu_nothing_is_called_one(tmp_path):
     layer = event("user_annotation", "nvprof_kit:forward:layers.0", 5, 40)
-    events = [event("cpu_op", "aten::mm", 10, 20), layer, event("cpu_op", "aten::mm", 33, 5)]
-    page = nvprof_kit.open(write(tmp_path / "run.json", events)).report().data
-    assert [group["label"] for group in data_of(page)["timeline"]["groups"]] == [
-        "CPU operators",
-        "CPU thread 0: when its ranges were open",
-    ]
-    assert "GPU" not in "".join(re.findall(r"<dt>(.*?)</dt>", page.decode()))
+    runs = [[event("cpu_op", "aten::mm", 10, 20), layer, event("cpu_op", "aten::mm", 33, us)] for us in (5, 9)]
+    base, slower = (nvprof_kit.open(write(tmp_path / f"{run[2]['dur']}.json", run)) for run in runs)
+    page = base.report(slower).data
+    labels = [group["label"] for group in data_of(page)["timeline"]["groups"]]
+    assert labels == ["CPU operators", "CPU thread 0: when its ranges were open"]
+    texts = "".join(re.findall(r"<(?:dt|h2|th)\b.*?</(?:dt|h2|th)>|<p class=.quiet.>.*?</p>", page.decode(), re.S))
+    assert "GPU" not in texts and ">gpu" not in texts and "unless within a factor of 3.0, as two" in texts
+    assert 'class="number worse"' not in page.decode()  # +16 %, of which diff says nothing
