@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.captures.kineto_file import Event, event, write
+from support.captures.kineto_file import Event, event, kernel, write
 
 import nvprof_kit
 from nvprof_kit.errors import CaptureError
@@ -74,8 +74,7 @@ def test_all_operations_are_those_of_pytorchs_counter(name, tmp_path):
     # PyTorch's list lacks attention on the CPU, which `count_flops` has too
     with nvprof_kit.count_flops(tmp_path / "count.flops.json"):
         step()
-    operators = json.loads((tmp_path / "count.flops.json").read_text())["operators"]
-    counted = [row for row in operators if row["flops"]]
+    counted = [row for row in json.loads((tmp_path / "count.flops.json").read_text())["operators"] if row["flops"]]
     assert result.totals.flops == sum(one["flops"] for one in counted)
     lacking = sum(one["flops"] for one in counted if "for_cpu" in one["name"])
     assert result.totals.flops - lacking == counter.get_total_flops()
@@ -107,6 +106,13 @@ def test_what_cannot_be_counted_is_named(tmp_path):
     (unknown,) = {one for one in result.rows["unknown"] if one}
     assert unknown.split("; ") == ["aten::linalg_inv", "aten::mm", "aten::mv", "flash_attn::_flash_attn_forward"]
     assert any("operators of unknown work" in warning for warning in result.warnings)
+
+
+def test_the_operator_in_which_a_recompute_ended_computed_nothing(tmp_path):
+    """Activation checkpointing stops early: inside the last product, before its kernel."""
+    again = event("user_annotation", "nvprof_kit:recompute:m recompute", 0, 90)
+    events = [again, *(event("cpu_op", "aten::mm", at, 20, **MM) for at in (10, 50)), *kernel("gemm", 99, 9, 12, 1)]
+    assert nvprof_kit.open(trace(tmp_path, *events)).flops().totals.flops == 2 * 2 * 3 * 4
 
 
 def test_a_trace_without_shapes_says_how_to_record_them(tmp_path):
