@@ -112,8 +112,9 @@ def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
             text = (
-                "no module's range beside the operators, so each operator stands for a layer; record with stacks "
-                "(with_stack=True), or range the modules: nvprof_kit.annotate_model(model, backward=False)"
+                "no module's range beside the operators, so each operator stands for a layer, below the one that calls "
+                "it most; record with stacks (with_stack=True), or range the modules: nvprof_kit.annotate_model(model, "
+                "backward=False)"
             )
             warnings.append(Issue("operators-as-layers", "warning", 1.0, text))
         warnings += ranges.link(operators)
