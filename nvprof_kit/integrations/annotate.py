@@ -53,13 +53,13 @@ def environment(
 def install() -> None:
     """Record this process, count a step and watch for models once it imports torch; does not raise."""
     try:
-        if os.environ.get(RECORD_VARIABLE):
-            after_import("torch", lambda _torch: _record())
         if os.environ.get(COUNT_VARIABLE):
             after_import("torch", lambda _torch: count_second_step())
         if os.environ.get(ANNOTATE_VARIABLE, "").strip().lower() in ("1", "on", "true", "yes"):
             os.environ.setdefault(FIRST_PROCESS_VARIABLE, str(os.getpid()))
             after_import("torch", lambda _torch: _start())
+        if os.environ.get(RECORD_VARIABLE):  # last: the first call of a module begins a recording, then is looked at
+            after_import("torch", lambda _torch: _record())
     except Exception as error:  # the program must run without annotation
         say(f"nothing is annotated ({type(error).__name__}: {error})")
 

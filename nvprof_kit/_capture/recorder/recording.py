@@ -25,7 +25,7 @@ from nvprof_kit._capture.recorder.record import of_rank, record
 from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Window
-from nvprof_kit._instrument.patches import skip_compiling
+from nvprof_kit._instrument.patches import Patch, before, skip_compiling
 from nvprof_kit.errors import NvprofKitError
 
 NOTHING_COUNTED = (
@@ -152,17 +152,17 @@ class Recording:
         self._undo.append(after_optimizer_steps(lambda optimizer: self._count(id(optimizer), ends=True)))
         if self._detail["stacks"] and not self._schedule:
             # every Python function call is an event: skip the imports and the model construction
-            from torch.nn.modules.module import register_module_forward_pre_hook
+            from torch import nn
 
-            def called(*_call: object) -> None:
+            def called(*_call: object, **_options: object) -> None:
                 first_call.remove()
-                if self._recorder is None and os.getpid() == self._pid:
+                if not self._began and os.getpid() == self._pid:
                     try:
                         self._record()
                     except NvprofKitError as error:  # it must not end the program's forward
                         say(str(error))
 
-            first_call = register_module_forward_pre_hook(called)
+            first_call = Patch(nn.Module, "__call__", before(called))  # a hook would be too late for ranges
         else:
             self._record()
 
