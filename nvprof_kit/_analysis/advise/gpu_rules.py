@@ -38,6 +38,8 @@ LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
 """
+LARGE_TILE = 128
+"""cuBLAS and CUTLASS take a tile with such sides for a product of about as many rows and columns, or more."""
 OPTIMIZER_KERNELS, RECOMPUTE_SHARE = 150, 0.05
 OUTLIER, SIBLINGS = 1.2, 4
 COPIES_SHARE = 0.02
@@ -53,6 +55,11 @@ _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray")
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
+_HEAD = re.compile(r"(^|\.)head$")
+_TILE = re.compile(r"^(?!.*(?:fprop|conv)).*?(?:_|tilesize|MT)(\d+)x(\d+)")
+"""The first ``NxM`` of a product's name, but not of a convolution's, nor the shape of an instruction."""
+_CAUSAL = re.compile(r"triu|tril")
+_TAKES_NO_MASK = re.compile(r"flash_(fwd|bwd)|FlashAttn")
 
 
 def copies(program: Program) -> Iterator[Finding]:
@@ -314,20 +321,25 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     """Two or more layers run a softmax between two products, and no fused attention: softmax, scale, mask and casts of
     the scores; or they make a mask before fused attention in each call.
 
-    Saves: Their time.
+    Saves: Their time; where `triu` or `tril` makes the mask, not in decoding, also half of that attention's, if its
+    kernels can read a mask: they compute what `is_causal=True` skips.
     """
-    masks, scores = program.mask_kernels, program.score_kernels
-    if masks["layer"].nunique() >= 2 and program.cost_ns(masks) >= COPIES_SHARE * program.wall_ns:
-        saves = program.cost_ns(masks)
+    masks, scores, ops = program.mask_kernels, program.score_kernels, program.ops
+    causal = masks["layer"][matching(masks["name"], _CAUSAL) & (program.mode not in ("decode", "mixed"))]
+    reads_mask = (ops["kernel_class"] == "attention") & ~matching(ops["name"], _TAKES_NO_MASK)
+    half_ns = program.busy_ns(ops[reads_mask & ops["layer"].isin(causal)]) // 2
+    saves = program.cost_ns(masks) + half_ns
+    if masks["layer"].nunique() >= 2 and saves >= COPIES_SHARE * program.wall_ns:
+        half = f", and half of that attention, {program.ms(half_ns)}, which is_causal=True skips" * bool(half_ns)
         evidence = (
-            f"{program.of_wall(saves)} in kernels that make a mask before fused attention, in "
+            f"{program.of_wall(saves)} in kernels that make a mask before fused attention{half}, in "
             f"{plural(masks['layer'].nunique(), 'layer')}"
         )
         yield program.finding_in_ops(
             "unfused-attention", "A mask is made in each attention", evidence, masks, saves=saves,
             fix="make the mask once per step and pass it to all layers, or is_causal=True, which needs none and lets "
             "the faster kernels run",
-            refuted_by="the masks of the layers differ",
+            refuted_by="the masks of the layers differ, or hide more than later tokens",
         )  # fmt: skip
     if not len(scores):
         return
@@ -345,37 +357,49 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
 
 
 def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
-    """A prefill runs kernels on its logits four times as long as those on a block's activations, so it computes those
-    of all tokens, with the head.
+    """A prefill runs kernels on its logits four times as long as those on a block's activations; or its head's product
+    has a kernel with tiles of at least 128x128, as `nvjet_sm90_tst_320x128_…`, and takes as long as the longest of a
+    block, unless these have few tokens: so it computes the logits of all tokens.
 
-    Saves: Their time.
+    Saves: The time of the head and of these kernels.
     """
     if program.mode not in ("prefill", "mixed"):
         return
     kernels = program.kernels.sort_values("start_ns", kind="stable")
-    is_light = kernels["kernel_class"].isin(POINTWISE)
-    in_block = matching(kernels["layer_kind"], _NUMBER)
-    is_head = matching(kernels["layer"], _HEADS) & ~is_light
+    is_light, is_product = kernels["kernel_class"].isin(POINTWISE), kernels["kernel_class"] == "gemm"
+    in_block, is_named = (matching(kernels[name], like) for name, like in (("layer_kind", _NUMBER), ("layer", _HEADS)))
     if not (is_light & in_block).any():
         return
     usual_ns = max(kernels["ns"][is_light & in_block].median(), FEW_TOKENS_NS)
+    # the last tokens of many sequences have large tiles too, but take less time; in decoding all tokens are last ones
+    is_large = is_product & ~in_block & (is_named | matching(kernels["layer"], _HEAD))
+    is_large &= kernels["ns"] >= kernels["ns"][is_product & in_block].quantile(0.9)
+    is_large &= (program.mode == "prefill") & (usual_ns >= 2 * FEW_TOKENS_NS)
+    tiles = kernels["name"][is_large].astype(str).str.extract(_TILE).astype(float)
+    is_large &= kernels.index.isin(tiles.index[(tiles >= LARGE_TILE).all(axis=1)])
+    is_head = is_named & ~is_light | is_large
     after_head = pd.Series(np.select([is_head, in_block], [1.0, 0.0], np.nan), kernels.index).ffill() == 1
     reads = is_light & ~in_block & after_head & (kernels["ns"] >= LOGITS_TIMES * usual_ns)
-    if not reads.any():
-        return
     turn: Any = is_head.cumsum()
-    is_read_head = is_head & turn.isin(turn[reads])
-    heads, saves = kernels[is_read_head], program.busy_ns(kernels[reads | is_read_head])
-    evidence = (
-        f"{program.of_wall(saves)} in {heads['layer'].iloc[0]} and kernels on its logits, which take up to "
-        f"{kernels['ns'][reads].max() / usual_ns:,.0f} times as long as those on the activations of a block: so many "
-        "are the logits of all tokens"
-    )
+    of_all = is_large | is_head & turn.isin(turn[reads])
+    if not of_all.any():
+        return
+    heads, saves = kernels[of_all], program.busy_ns(kernels[reads | of_all])
+    evidence = f"{program.of_wall(saves)} in {heads['layer'].iloc[0]}"
+    if reads.any():
+        evidence += (
+            " and kernels on its logits, which take up to "
+            f"{kernels['ns'][reads].max() / usual_ns:,.0f} times as long as those on the activations of a block: so "
+            "many are the logits of all tokens"
+        )
+    if is_large.any():
+        name = str(kernels["name"][is_large].iloc[0])
+        evidence += f"; its product, {name[:60]}, has tiles for many rows and takes as long as the longest of a block"
     yield program.finding_in_ops(
         "logits", "Logits of all tokens", evidence, heads, saves=saves,
         fix="compute the logits of each sequence's last token only (logits_to_keep=1 in transformers), and keep them "
         "in bf16",
-        refuted_by="the program needs the logits of every token, as scoring does",
+        refuted_by="the program needs the logits of every token, as scoring does; or the head has a row per sequence",
     )  # fmt: skip
 
 
