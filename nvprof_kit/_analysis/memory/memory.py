@@ -206,7 +206,9 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     if device is None:
         return int(reserved.index.to_numpy()[reserved.argmax()]) if len(reserved) else int(devices[0])
     if device not in devices:
-        raise CaptureError(f"{snapshot.path}: nothing of device {device} in it; it has {', '.join(map(str, devices))}")
+        raise CaptureError(
+            f"{snapshot.path}: nothing of device {device} in it; of devices it has {', '.join(map(str, devices))}"
+        )
     return device
 
 

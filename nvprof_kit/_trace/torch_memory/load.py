@@ -70,15 +70,15 @@ def main(path: str, spans_key: str) -> None:
     try:
         with open(path, "rb") as file:
             outcome = _tables(PlainUnpickler(file).load(), spans_key)
-    except pickle.UnpicklingError as error:
-        more = "it holds more than plain data, " if str(error).startswith(("it would", "it refers")) else ""
-        outcome = {"error": f"refused as a snapshot: {more}{_one_line(error)}; nothing in it was run"}
     except MemoryError:
         outcome = {"error": "refused as a snapshot: it asks for far more memory than its size accounts for"}
     except _Refused as error:
         outcome = {"error": str(error)}
     except Exception as error:  # a damaged or crafted pickle can raise anything
-        outcome = {"error": f"not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"}
+        text = f"not a pickle, or a damaged one ({_one_line(error)}); take the snapshot again"
+        if str(error).startswith(("it would", "it refers")):
+            text = f"refused as a snapshot: it holds more than plain data, {_one_line(error)}; nothing in it was run"
+        outcome = {"error": text}
     try:
         pickle.dump(outcome, sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()
