@@ -36,6 +36,7 @@ from nvprof_kit._result.result import Result, renderers, table_named
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
+from nvprof_kit.names import NO_LAYER, NO_PHASE
 
 _SHARE = partial(Column, unit="share", kind="float")
 
@@ -411,6 +412,12 @@ def _notes(
             notes.append(
                 f"{info.path}: left out because it took much longer than the other steps: {', '.join(stalls)}."
             )
+    phases = [{phase for run in side for layer, phase, _ in run.times.index if layer == NO_LAYER} for side in sides]
+    if NO_PHASE in phases[0] | phases[1] and (unlike := (phases[0] ^ phases[1]) - {NO_PHASE}):
+        notes.append(
+            f"Outside layers only one side has the phases {', '.join(sorted(unlike))}: where the program does not name "
+            f"them, their work counts as {NO_PHASE}."
+        )
     if any("comm" in run.times.index.get_level_values("kernel_class") for run in runs):
         notes.append("Layers and phases are compared without communication, which may be waiting for other ranks.")
     if noise.assumed:

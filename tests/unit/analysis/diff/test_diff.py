@@ -90,18 +90,14 @@ def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_pat
         assert row(result, level="step")["verdict"] == row(result, level="layer")["verdict"] == verdict
         assert result.rows[["p", "p_alone"]].isna().all(axis=None)
         assert headline in str(result) and "p =" not in str(result)
-        assert any(
-            "One run a side: the noise between runs is unknown. Assumed: GPU time" in note for note in result.notes
-        )
+        assert "One run a side: the noise between runs is unknown. Assumed: GPU time" in "".join(result.notes)
     # a layer that takes four times as long fails its gate, one that takes 3 % longer does not
     (failed,) = diff(base, busy(tmp_path / "slow.sqlite", 395_000), ["layers.0:+5%"]).gates
-    assert not failed.held and failed.reason == (
-        "layers.0 forward +295.0 %, the limit is +5 %, beyond the noise assumed for one run a side"
-    )
+    text = "layers.0 forward +295.0 %, the limit is +5 %, beyond the noise assumed for one run a side"
+    assert not failed.held and failed.reason == text
     (passed,) = diff(base, busy(tmp_path / "near.sqlite", 103_000), ["layers.0:+2%"]).gates
-    assert passed.held and passed.reason == (
-        "largest change +3.0 % (layers.0 forward), within the noise assumed for one run a side"
-    )
+    text = "largest change +3.0 % (layers.0 forward), within the noise assumed for one run a side"
+    assert passed.held and passed.reason == text
     # the noise is the user's to know
     assert row(diff(base, busy(tmp_path / "two.sqlite", 102_000), run_noise=0.2), level="layer")["verdict"] == "slower"
 
@@ -120,8 +116,8 @@ def row(result: Diff, **what: str) -> dict[str, object]:
     rows = result.rows
     for name, value in what.items():
         rows = rows[rows[name] == value]
-    assert len(rows) == 1
-    return rows.iloc[0].to_dict()
+    (found,) = rows.to_dict("records")
+    return found
 
 
 def test_a_difference_below_the_noise_is_none(tmp_path):
@@ -135,9 +131,8 @@ def test_a_difference_below_the_noise_is_none(tmp_path):
 
 def test_kernels_new_gone_and_renamed(tmp_path):
     renamed = compared(tmp_path, STEADY, STEADY, gemm="nvjet_b").kernels
-    assert renamed[["what", "name", "now", "kernel_class", "count"]].to_numpy().tolist() == [
-        ["renamed", "nvjet_a", "nvjet_b", "gemm", 1.0]
-    ]
+    columns = ["what", "name", "now", "kernel_class", "count"]
+    assert renamed[columns].to_numpy().tolist() == [["renamed", "nvjet_a", "nvjet_b", "gemm", 1.0]]
     replaced = compared(tmp_path, STEADY, STEADY, gemm="flash_fwd_kernel").kernels
     assert replaced[["what", "name"]].to_numpy().tolist() == [["gone", "nvjet_a"], ["new", "flash_fwd_kernel"]]
 
@@ -213,6 +208,12 @@ def test_waiting_in_a_collective_is_no_change_of_a_layer(tmp_path):
     assert result.gates[0].held
     assert row(result, level="class", kernel_class="comm")["verdict"] == "slower"
     assert any("without communication" in note for note in result.notes)
+
+
+def test_phases_that_one_side_does_not_name_are_said(tmp_path):
+    work = {kind: [(500, [("loss", 11, 100, 90, "a", kind)])] * 3 for kind in ("phase", "user")}
+    sides = (opened(written(tmp_path / f"{kind}.sqlite", 1000, steps)) for kind, steps in work.items())
+    assert "Outside layers only one side has the phases loss: where the program" in diff(*sides).notes[0]
 
 
 def test_several_runs_measure_the_noise_from_run_to_run(tmp_path):
