@@ -39,19 +39,12 @@ def test_more_bytes_than_a_machine_has_are_refused(file):
         table(file.write())
 
 
-@given(
-    ranges=st.lists(
-        st.tuples(st.integers(0, 90), st.integers(1, 40), st.sampled_from("ab"), st.integers(7, 8)), max_size=6
-    ),
-    events=st.lists(
-        st.tuples(
-            st.integers(1, 120), st.integers(-99, 99), st.integers(7, 9), st.booleans(), st.sampled_from([1, 2, 5])
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    by_step=st.booleans(),
-)
+number, one_of = st.integers, st.sampled_from
+RANGES = st.lists(st.tuples(number(0, 90), number(1, 40), one_of("ab"), number(7, 8)), max_size=6)
+EVENT = st.tuples(number(1, 120), number(-99, 99), number(7, 9), st.booleans(), one_of([1, 2, 5]))
+
+
+@given(ranges=RANGES, events=st.lists(EVENT, min_size=1, max_size=8), by_step=st.booleans())
 @settings(max_examples=examples(20))
 def test_nothing_that_cuda_handed_out_is_lost(tmp_path_factory, ranges, events, by_step):
     file = NsysFile(tmp_path_factory.mktemp("random") / "a.sqlite")
