@@ -265,11 +265,12 @@ def header(result: Layers) -> list[RenderableType]:
         wall = Milliseconds.for_total(summary.wall_ns, steps).with_unit(summary.wall_ns)
         look = "; `nvprof-kit breakdown --view idle` says what it waited for" if summary.busy_share < LITTLE else ""
         lines.append(f"GPU busy: {percent(summary.busy_share)} of {wall}{' per step' if steps > 1 else ''}{look}")
-    lines.append(
-        f"In a named layer: {percent(summary.layer_ns / max(summary.work_ns, 1))} of it"
-        f"{' without communication' if summary.comm_ns else ''}, {percent(summary.loop_layer_share)} of forward and "
-        "backward"
-    )
+    if summary.work_ns:
+        lines.append(
+            f"In a named layer: {percent(summary.layer_ns / summary.work_ns)} of it"
+            f"{' without communication' if summary.comm_ns else ''}, {percent(summary.loop_layer_share)} of forward and "
+            "backward"
+        )
     lines += left_out_lines(result)
     if set(summary.by_how) - {"launch", "none"}:
         shares = (f"{_EVIDENCE[how]} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
