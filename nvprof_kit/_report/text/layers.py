@@ -268,8 +268,8 @@ def header(result: Layers) -> list[RenderableType]:
     if summary.work_ns:
         lines.append(
             f"In a named layer: {percent(summary.layer_ns / summary.work_ns)} of it"
-            f"{' without communication' if summary.comm_ns else ''}, {percent(summary.loop_layer_share)} of forward and "
-            "backward"
+            f"{' without communication' if summary.comm_ns else ''}, {percent(summary.loop_layer_share)} of forward "
+            "and backward"
         )
     lines += left_out_lines(result)
     if set(summary.by_how) - {"launch", "none"}:
