@@ -29,6 +29,7 @@ from nvprof_kit._capture.report import (
     output_setting,
     print_command,
     say,
+    say_what_nsys_lost,
 )
 from nvprof_kit._capture.supervisor import NsysSupervisor
 from nvprof_kit.errors import UsageError
@@ -136,6 +137,7 @@ def profile_program(
         supervisor.end_orphans()
     if seconds > 60 and not settings.keys() & {"capture-range", "duration"}:
         say(f"all {seconds} s of the run were captured; a window of a few steps is smaller and as good: see --step")
+    say_what_nsys_lost(supervisor.printed)
     absent = what_never_began(settings) if has_begun else "nsys ended before it began the program"
     folder = Path(output).parent
     return finish_report(tool, stage, folder, status, force=force, is_empty=is_empty, absent=absent, export=export)

@@ -190,6 +190,20 @@ def publish(stage: Path, folder: Path, status: int, *, force: bool) -> tuple[int
     return status or int(stage.exists()), published
 
 
+def say_what_nsys_lost(printed: str) -> None:
+    """Say in a line what the report lacks if nsys printed that it could not import all that it recorded."""
+    if "Errors occurred while processing the raw events" in printed:
+        cause, events = "see what it said above", "some events are"
+        if re.search(r"Unknown \w+ API function index", printed):
+            cause = "it is older than the program's CUDA and does not know one of its calls"
+            events = "the CUDA calls and GPU operations after that call are"
+        say(
+            f"nsys could not import all events of the run: {cause}; {events} missing in the report. Use a newer nsys "
+            "(NSYS=PATH; nvprof-kit doctor says which), or capture a few steps after warm-up (profile --step N, "
+            "--schedule 50:60), where this is rare"
+        )
+
+
 def finish_report(
     nsys: str,
     stage: Path,
@@ -239,7 +253,10 @@ def finish_report(
         with contextlib.suppress(OSError):
             shutil.copyfile(peaks, target)
             say(f"{target}: the measured peaks of this folder, for {folder / reports[0].stem}")
-    if not reports:
+    raw_events = next((name for name in published if name.endswith(".qdstrm")), None)
+    if not reports and raw_events:
+        say(f"no report: nsys did not import {raw_events}, which has what it recorded; see what it said above")
+    elif not reports:
         say(f"no report: nothing was captured{': ' if absent else ''}{absent}")
     elif empty:
         say(

@@ -26,6 +26,7 @@ from nvprof_kit._capture.report import (
     output_setting,
     print_command,
     say,
+    say_what_nsys_lost,
 )
 from nvprof_kit._capture.supervisor import NsysSupervisor, relay
 from nvprof_kit.errors import ToolError, UsageError
@@ -78,6 +79,7 @@ def launch_session(
         status = supervisor.run(command, program)
         if status > 128 or supervisor.left_early:
             supervisor.end_orphans()
+        say_what_nsys_lost(supervisor.printed)
     return status
 
 
@@ -155,8 +157,11 @@ def stop_session(*, session: str = "nvprof_kit", is_empty: IsEmpty) -> int:
         with subprocess.Popen(
             stop, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as run:
+            printed = ""
             for line in run.stdout or ():
                 relay(line, f"{stage}/")
+                printed += line
+        say_what_nsys_lost(printed)
         status = run.returncode if run.returncode >= 0 else 128 - run.returncode
     else:  # nsys wrote the report then
         say(f"session {session} captures no more: its program ended")

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nvprof_kit._trace.joins import few
 from nvprof_kit._trace.schema import TABLES, Column, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
+from nvprof_kit.names import LAYER_PHASES, Category
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +29,8 @@ _LONGEST_DAYS = 100
 """No capture is longer."""
 _EXACT_NS = 1 << 53
 """Sums up to this are exact in float64."""
+_NOTABLE = 0.01
+"""Up to this share of the layers, or one step, may begin after the last launch: a window can end there."""
 _CLOCKS_NS = 100_000
 """The clocks of CPU and GPU are aligned to within a few microseconds."""
 _TIMES = ("start_ns", "end_ns", "time_ns")
@@ -47,7 +51,7 @@ def validate(trace: Trace, path: Path, sources: Mapping[str, str]) -> Trace:
             span ends before it begins, or times are too far apart or durations too long for exact sums.
     """
     check_tables(trace, path, sources, TABLES)
-    issues = []
+    issues = lost_launches(trace)
     for name in ("ranges", "api", "ops"):
         start = getattr(trace, name)["start_ns"].to_numpy()
         if count := int(np.count_nonzero(start < 0)):
@@ -71,6 +75,31 @@ def validate(trace: Trace, path: Path, sources: Mapping[str, str]) -> Trace:
         )
         issues.append(Issue("early", "error", count / len(ops), text))
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *issues))) if issues else trace
+
+
+def lost_launches(trace: Trace) -> list[Issue]:
+    """Layers, or steps of a program without layers, that begin after the last launch of their process.
+
+    nsys records no more CUDA calls, but ranges, after a call that it does not know: nsys 2023.4 under a CUDA 13 driver.
+    """
+    category = trace.ranges["category"]
+    noun, is_checked = "layers", category.isin(LAYER_PHASES).to_numpy()
+    if not is_checked.any():
+        noun, is_checked = "steps", (category == Category.STEP.value).to_numpy()
+    start, pid = (trace.ranges[name].to_numpy()[is_checked] for name in ("start_ns", "pid"))
+    launch_ns, launch_pid = (trace.api[name].to_numpy() for name in ("start_ns", "pid"))
+    count = sum(
+        int(np.count_nonzero(start[pid == process] > launch_ns[launch_pid == process].max()))
+        for process in few(launch_pid).tolist()
+    )
+    if count <= max(_NOTABLE * len(start), noun == "steps"):
+        return []
+    text = (
+        f"{count} of {len(start)} ranges of {noun} begin after the last CUDA launch in the capture: launches were "
+        "lost, so GPU times are too small; use an nsys as new as the driver, or capture a window (profile --step N, or "
+        "-x --delay=S)"
+    )
+    return [Issue("lost-launches", "error", count / len(start), text)]
 
 
 def check_tables(trace: Trace, path: Path, sources: Mapping[str, str], table_names: Collection[str]) -> None:

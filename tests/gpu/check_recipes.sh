@@ -13,9 +13,13 @@ train=(python3 "$root/tests/gpu/programs/scheduled.py" --pause 0.05)
 failed=0
 cd "$out" || exit 2
 
-say() { # NAME OK TEXT
-  [ "$2" = yes ] || failed=1
-  printf '%-16s %-3s %s\n' "$1" "$2" "$3" | tee -a summary.txt
+say() { # NAME OK TEXT; adds to what is not well whether nsys could not import all events, by the log NAME.log
+  local why=
+  if [ "$2" != yes ]; then
+    failed=1
+    why=$(grep -hom1 'nsys could not import all events of the run: [^;]*' "${1/#rank */ranks}.log" 2>/dev/null)
+  fi
+  printf '%-16s %-3s %s\n' "$1" "$2" "$3${why:+; $why}" | tee -a summary.txt
 }
 
 steps_in() { # CAPTURE; the steps with kernels, and the number of operations

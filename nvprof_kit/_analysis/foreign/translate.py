@@ -18,6 +18,7 @@ from nvprof_kit._analysis.foreign import autograd_links as links
 from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Rules, preset, presets
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.schema import SOUGHT, Trace
+from nvprof_kit._trace.validate import lost_launches
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN, LAYER_PHASES, Category, RangeName
 
@@ -118,8 +119,8 @@ def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
             )
             warnings.append(Issue("operators-as-layers", "warning", 1.0, text))
         warnings += ranges.link(operators)
-    info = replace(trace.info, warnings=(*trace.info.warnings, *warnings))
-    return replace(trace, info=info, ranges=ranges.frame(), operators=None)
+    trace = replace(trace, ranges=ranges.frame(), operators=None)
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *warnings, *lost_launches(trace))))
 
 
 def recognise(trace: Trace) -> Rules | None:

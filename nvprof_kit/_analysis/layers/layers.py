@@ -21,7 +21,6 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOp
 from nvprof_kit._analysis.layers.sums import MEMORY, PARTS, SPLIT_COLUMNS, Cells, sum_layers
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._result.result import Result
-from nvprof_kit._trace.joins import few
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER
@@ -342,20 +341,6 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
     elif not total_ns and len(trace.ops):
         issues.append(Issue("no-time", "error", 1.0, "all operations of the capture have no length"))
     issues += join_warnings(trace, attribution.ranges)
-    # nsys stops recording CUDA at a callback that it does not know, such as nsys 2023.4 on a CUDA 13 driver
-    ranges, pid = attribution.ranges, trace.api["pid"].to_numpy()
-    is_layer = ranges.is_one_of(LAYER_CATEGORIES)
-    late_ranges, layer_ranges = 0, np.count_nonzero(is_layer)
-    for process in few(pid):
-        last = trace.api["start_ns"].to_numpy()[pid == process].max()
-        late_ranges += int(np.count_nonzero(is_layer & (ranges.pid == process) & (ranges.start > last)))
-    if late_ranges > NOTABLE * layer_ranges:
-        text = (
-            f"{late_ranges} of {layer_ranges} ranges of layers begin after the last CUDA launch in the capture: "
-            "launches were lost, so the table is too small; capture a window (profile --step N, or -x --delay=S), or "
-            "use an nsys as new as the driver"
-        )
-        issues.append(Issue("lost-launches", "error", late_ranges / layer_ranges, text))
     graph_replays = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     if graph_replays and not any(issue.code == "whole-graphs" for issue in trace.info.warnings):
         text = (

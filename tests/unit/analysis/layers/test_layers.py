@@ -252,18 +252,10 @@ def another_programs(file: NsysFile) -> None:
     [
         (built_outside, {("layers.0", "forward"): 20}, "built outside the collected window"),
         (traced_whole, {}, "--cuda-graph-trace=node"),
-        (
-            without_launch,
-            {("(none)", "other"): 1_500_000},
-            "so 1.500 ms of their time have no layer",
-        ),
+        (without_launch, {("(none)", "other"): 1_500_000}, "so 1.500 ms of their time have no layer"),
         (run_on, {}, "9 of 10 ranges of layers begin after the last CUDA launch"),
         (run_on_and_launch, {("layers.9", "forward"): 1}, ""),
-        (
-            ends_elsewhere,
-            {("layers.1", "forward"): 1, ("(none)", "other"): 2},
-            "1 ranges ended on another thread than they began on",
-        ),
+        (ends_elsewhere, {("layers.1", "forward"): 1, ("(none)", "other"): 2}, "1 ranges ended on another thread than"),
         (another_programs, {}, ""),
     ],
 )
@@ -274,6 +266,15 @@ def test_what_a_capture_lacks_is_said(write, more, warning, file):
     result = table(file)
     assert sums(result) == {("layers.0", "forward"): 10, **more}
     assert sum(warning in one for one in result.warnings) == bool(warning)
+
+
+def test_steps_that_run_on_after_the_last_launch_are_said_by_every_verb(file):
+    for number in range(4):
+        file.range_(f"step {number}", number * 100, number * 100 + 90, category="step", payload=number)
+    file.kernel(50, 60, launched=(10, 11))
+    capture, text = nvprof_kit.open(file.write()), "3 of 4 ranges of steps begin after the last CUDA launch"
+    for answer in (capture.layers(), capture.breakdown(), capture.summary(), capture):
+        assert any(warning.startswith(text) for warning in answer.warnings)
 
 
 def test_time_outside_steps_is_said(file):
