@@ -53,20 +53,22 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
         if strangers:
             raise CaptureError(f"{strangers[0]}: not a capture; needed {NEEDED}")
         paths = [str(Path(capture)) for capture in captures]  # "./run.sqlite" is run.sqlite, as readers say
-        findings_by_path, issues_by_path, health = {}, {}, []
+        findings_by_path, layers_by_path, health = {}, {}, []
         for path in paths:
             capture = Capture(path)
-            issues_by_path[path] = capture.layers().warnings
+            layers_by_path[path] = capture.layers()
             if path.endswith(_TRACE_SUFFIXES):
                 findings_by_path[path] = examine_trace(open_capture(path))
             else:
                 health.append(read_health(Path(path), capture._operations(cpu_only=True).trace))
         findings_by_path |= examine_captures(health)
-        findings = {
-            path: by_severity((*findings_by_path[path], *examine_issues(issues)))
-            for path, issues in issues_by_path.items()
-        }
-        return Checks(findings, sources=tuple(map(Path, paths)))
+        for path, layers in layers_by_path.items():
+            found = (*findings_by_path[path], *examine_issues(layers.warnings))
+            reads = layers.summary.layers and "structure" not in layers.summary.by_how
+            if reads and not path.endswith(_TRACE_SUFFIXES):  # in other domains than ours
+                found = tuple(finding for finding in found if (finding.rule, finding.severity) != ("ranges", "warning"))
+            findings_by_path[path] = by_severity(found)
+        return Checks(findings_by_path, sources=tuple(map(Path, paths)))
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine
 

@@ -115,6 +115,7 @@ def test_the_verb(tmp_path, monkeypatch):
     assert status == 0 and "processes: 1 of 2 processes ran no kernel: 8" in said
     monkeypatch.chdir(tmp_path)  # a path as a shell completes it
     assert ask("./run.sqlite") == ask("run.sqlite")
+    assert "in our domain" not in ask(str(DATA / "foreign" / "torch-nvtx-2024.2.sqlite.xz"))[1], "layers reads others'"
 
 
 def test_an_error_is_an_exit_status(file):
