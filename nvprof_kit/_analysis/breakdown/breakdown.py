@@ -230,7 +230,6 @@ def breakdown_of(
     if is_full:
         launches = launch_table(trace, attribution, host, idling.parts, is_counted=all_ops, of_parts=of_parts)
     shown_as = int(np.count_nonzero(is_listed[:median_index]))
-    total = int((trace.ops["end_ns"] - trace.ops["start_ns"]).sum())
     return Breakdown(
         steps=steps,
         instances=instances,
@@ -246,7 +245,7 @@ def breakdown_of(
         waits=idling.waits,
         warnings=(
             *trace.info.warnings,
-            *classes.warnings(total),
+            *classes.warnings(),
             *join_warnings(trace, attribution.ranges),
             *_warnings(trace, steps),
             *first_collective(trace, classes, all_ops),

@@ -80,29 +80,31 @@ class KernelClasses:
         family: Index into `families`.
         families: The matched families: class and rule name.
         unmatched: Kernels that no rule matched, by descending GPU time: name, count, gpu_ns.
+        total_ns: The time of all operations.
     """
 
     code: npt.NDArray[np.int8]
     family: npt.NDArray[np.int32]
     families: tuple[Family, ...]
     unmatched: pd.DataFrame
+    total_ns: int
 
     def is_a(self, kernel_class: str) -> npt.NDArray[np.bool_]:
         """Which operations have a class, shape ``(n,)``."""
         matches: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
         return matches
 
-    def warnings(self, total_ns: int) -> tuple[Issue, ...]:
+    def warnings(self) -> tuple[Issue, ...]:
         """An issue about kernels that no rule matched, if there are any."""
         if not len(self.unmatched):
             return ()
-        ns = int(self.unmatched["gpu_ns"].sum())
+        share = int(self.unmatched["gpu_ns"].sum()) / max(self.total_ns, 1)
         text = (
-            f"{len(self.unmatched)} kernel names, {100 * ns / max(total_ns, 1):.1f} % of the time, matched no "
+            f"{len(self.unmatched)} kernel names, {100 * share:.1f} % of the time, matched no "
             f"class rule and are 'other', the costliest {str(self.unmatched['name'].iloc[0])[:60]!r}; "
             "name them in a file for --rules"
         )
-        return (Issue("unmatched-kernels", "note", ns / max(total_ns, 1), text),)
+        return (Issue("unmatched-kernels", "note", share, text),)
 
 
 def rule_of(table: Mapping[str, Any], where: str) -> Rule:
@@ -204,6 +206,7 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
         family=family_of_pair[pair_of_op],
         families=families,
         unmatched=unmatched.sort_values("gpu_ns", ascending=False, kind="stable", ignore_index=True),
+        total_ns=int(gpu_ns.sum()),
     )
 
 

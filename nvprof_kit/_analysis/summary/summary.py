@@ -195,7 +195,7 @@ def summary(
         all_steps=len(included) if any(included) else 0,
         warnings=(
             *trace.info.warnings,
-            *facts.classes.warnings(facts.gpu_ns),
+            *facts.classes.warnings(),
             *join_warnings(trace, facts.ranges),
             *first_collective(trace, facts.classes, facts.is_included),
         ),

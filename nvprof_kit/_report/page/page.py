@@ -183,7 +183,7 @@ def sheet_of(
         "has_steps": summary.steps > 0,
         "limits": limit_bars(flops),
         "classes": class_bars(kernels, summary.steps) if on_gpu else [],
-        "unmatched": operations.classes.warnings(int(kernels["total_ns"].sum())) if on_gpu else (),
+        "unmatched": operations.classes.warnings() if on_gpu else (),
     }
     drawing, tree = Drawing(), result.tree.iloc[page_rows.rows]
     parents = parents_of(tree)

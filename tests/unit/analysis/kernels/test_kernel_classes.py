@@ -54,17 +54,19 @@ def test_time_in_collectives_is_that_of_their_class(file):
 
 
 def test_what_matches_no_rule_is_other_and_told(file):
-    file.range_("layers.0", 100, 200)
+    file.range_("step 1", 90, 128, category="step", payload=1)
     file.kernel(300, 330, launched=(110, 115), name="nvjet_sm90_tst")
     file.kernel(330, 350, launched=(120, 125), name="strange")
     file.kernel(350, 355, launched=(130, 135), name="stranger")
     file.kernel(360, 361, launched=(140, 145), table="MEMCPY")
-    summary = nvprof_kit.open(file.write()).summary("kernel")
+    capture = nvprof_kit.open(file.write())
+    summary = capture.summary("kernel", steps="all")
     classes = summary.to_frame().set_index("name")["kernel_class"].to_dict()
     assert classes == {"nvjet_sm90_tst": "gemm", "strange": "other", "stranger": "other"}
     (warning,) = (warning for warning in summary.warnings if "class rule" in warning)
     # 25 of 56 ns
     assert warning.startswith("2 kernel names, 44.6 % of the time, matched no class rule") and "'strange'" in warning
+    assert warning in capture.summary("kernel").warnings and warning in capture.breakdown().warnings
 
 
 @pytest.mark.parametrize(
