@@ -29,8 +29,7 @@ print(json.dumps({**{name: float(times[name]) for name in times.index}, "overlap
 
 @pytest.mark.skipif(PYTHON is None, reason="NVPROF_KIT_HTA_PYTHON names no Python with HolisticTraceAnalysis")
 @pytest.mark.parametrize(
-    "capture",
-    ["eager-2023.4.sqlite", "hooks-ddp-2024.2.sqlite", "kineto/ddp.rank0.json", "kineto/fsdp.rank0.json"],
+    "capture", ["eager-2023.4.sqlite", "hooks-ddp-2024.2.sqlite", "kineto/ddp.rank0.json", "kineto/fsdp.rank0.json"]
 )
 def test_the_same_times(capture, tmp_path):
     plain, trace = tmp_path / f"run{Path(capture).suffix}", tmp_path / "rank0.json.gz"

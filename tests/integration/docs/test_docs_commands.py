@@ -10,17 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.cli import execute
-from support.docs_commands import (
-    PROGRAM,
-    REASONS,
-    ROOT,
-    SCHEDULED,
-    Command,
-    commands,
-    for_command,
-    lay_out,
-    pages,
-)
+from support.docs_commands import PROGRAM, REASONS, ROOT, SCHEDULED, Command, commands, for_command, lay_out, pages
 
 from nvprof_kit._cli import group
 

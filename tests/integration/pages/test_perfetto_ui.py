@@ -34,8 +34,7 @@ def exported(capture: Path, folder: Path, suffix: str = "json.gz") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("capture", "suffix"),
-    [("llama-2023.4", "json.gz"), ("graph-2023.4", "json"), ("ddp.rank0-2024.2", "json.gz")],
+    ("capture", "suffix"), [("llama-2023.4", "json.gz"), ("graph-2023.4", "json"), ("ddp.rank0-2024.2", "json.gz")]
 )
 def test_its_answers_are_our_numbers(chromium, capture, suffix, tmp_path):
     path = TESTS / "data" / f"{capture}.sqlite.xz"

@@ -56,8 +56,7 @@ def test_a_program_that_crashes(nsys, ending, status, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "whom"),
-    [(signal.SIGINT, "its group"), (signal.SIGTERM, "the script"), (signal.SIGHUP, "its group")],
+    ("number", "whom"), [(signal.SIGINT, "its group"), (signal.SIGTERM, "the script"), (signal.SIGHUP, "its group")]
 )
 def test_a_run_that_is_interrupted(nsys, number, whom, tmp_path):
     running = start([*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys)

@@ -30,14 +30,7 @@ if killed >= 0:
 
 @pytest.mark.parametrize(
     ("ranks", "chosen"),
-    [
-        ("all", range(10)),
-        ("0", [0]),
-        ("0,3", [0, 3]),
-        ("2-4", [2, 3, 4]),
-        ("1-8:3", [1, 4, 7]),
-        ("0,7-9:2", [0, 7, 9]),
-    ],
+    [("all", range(10)), ("0", [0]), ("0,3", [0, 3]), ("2-4", [2, 3, 4]), ("1-8:3", [1, 4, 7]), ("0,7-9:2", [0, 7, 9])],
 )
 def test_any_subset_of_ranks(ranks, chosen, tmp_path):
     def profiled(rank: int) -> bool:

@@ -82,9 +82,7 @@ MOMENT = st.integers(0, 400)
     calls=st.lists(st.tuples(MOMENT, st.integers(1, 50), st.sampled_from(["cudaMalloc", "cudaDeviceSynchronize"]))),
 )
 @settings(
-    max_examples=examples(15),
-    phases=(Phase.generate,),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=examples(15), phases=(Phase.generate,), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_parts_always_add_up(tmp_path, ops, calls):
     file = NsysFile(tmp_path / "any.sqlite")

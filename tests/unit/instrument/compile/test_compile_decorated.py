@@ -5,17 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import (
-    BLOCKS,
-    LIMIT,
-    Stack,
-    baseline,
-    blocks_in_place,
-    blocks_wrapped,
-    compiles,
-    train,
-    whole,
-)
+from compiled_models import BLOCKS, LIMIT, Stack, baseline, blocks_in_place, blocks_wrapped, compiles, train, whole
 from torch import nn
 
 import nvprof_kit._instrument.session as session

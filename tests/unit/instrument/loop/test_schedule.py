@@ -119,16 +119,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "meant"),
-    [
-        (None, None),
-        (False, None),
-        ("off", None),
-        ("0", None),
-        (True, ON),
-        (" ON ", ON),
-        ("1", ON),
-    ],
+    ("asked", "meant"), [(None, None), (False, None), ("off", None), ("0", None), (True, ON), (" ON ", ON), ("1", ON)]
 )
 def test_what_is_taken_for_a_switch(asked, meant):
     assert Schedule.of(asked) == meant

@@ -340,10 +340,7 @@ def test_an_entry_that_fails_leaves_nothing(tmp_path):
 def test_a_model_that_nobody_calls_is_a_warning(tmp_path):
     model, other = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with (
-        pytest.warns(UserWarning, match="saw no forward of the model"),
-        MemoryProfiler(model, optimizer, tmp_path),
-    ):
+    with pytest.warns(UserWarning, match="saw no forward of the model"), MemoryProfiler(model, optimizer, tmp_path):
         other(torch.randn(4, 8)).sum().backward()
         optimizer.step()
 

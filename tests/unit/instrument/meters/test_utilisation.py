@@ -71,11 +71,7 @@ SECOND = "utilisation 81.0 %, temperature 61 °C, SM clock 1980 MHz"
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [
-        (None, [f"GPU 0: {FIRST}", f"GPU 1: {SECOND}"]),
-        ("GPU-b, 0", [f"GPU 0: {SECOND}", f"GPU 1: {FIRST}"]),
-        ("", []),
-    ],
+    [(None, [f"GPU 0: {FIRST}", f"GPU 1: {SECOND}"]), ("GPU-b, 0", [f"GPU 0: {SECOND}", f"GPU 1: {FIRST}"]), ("", [])],
 )
 def test_gpus_go_by_the_ordinal_that_the_process_sees(nvml, monkeypatch, visible, expected):
     if visible is not None:
