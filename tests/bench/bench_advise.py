@@ -13,7 +13,8 @@ profiler; null if unknown), its spread ``saving_spread_ms`` (between the quartil
 ``faulty_ms``, and ``steps`` that were captured. A fault is found if a rule that knows it has a finding at its place. A
 saving is known to 1.57 of its spread over the root of the pairs (the usual interval of a median): where that is more
 than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3. Nor where the program ran in a fifth less
-time in its capture than when it was measured. A fault whose removal saved nothing is left out. ``--docs`` writes the
+time in its capture than when it was measured. What the rule says of equal layers of the program without the fault is
+subtracted: it is there with and without. A fault whose removal saved nothing is left out. ``--docs`` writes the
 table into docs/advise.md.
 """
 
@@ -34,6 +35,7 @@ from support.brute_force.advise_truth import Judged, by_rule, made_up, real
 from support.data import DATA, ROOT
 
 import nvprof_kit
+from nvprof_kit._findings import Finding
 
 
 def main() -> None:
@@ -71,12 +73,18 @@ def shown(title: str, judged: list[Judged], verbose: bool) -> None:
             print(f"  {one.name}: missed {sorted(one.missed)}, wrong {sorted(one.wrong)}")
 
 
+def place_of(finding: Finding) -> tuple[str, str]:
+    """Equal for findings of a rule in equal layers of different blocks."""
+    return finding.rule, re.sub(r"\d+", "*", finding.layer)
+
+
 def planted(folders: list[Path]) -> list[str]:
     """The table of planted faults, each with its finding, then what programs without one get, as Markdown."""
     programs = [
         (folder, json.loads(line)) for folder in folders for line in (folder / "meta.jsonl").read_text().splitlines()
     ]
     rows, judged, clean = [], Counter[str](), []
+    of_base: dict[tuple[str, ...], float] = {}
     for folder, program in sorted(programs, key=lambda pair: str(pair[1]["name"])):
         name, measured, times = program["name"], program["saving_ms"] or 0.0, program.get("steps")
         if not (folder / f"{name}.sqlite.xz").exists() or measured < 0:
@@ -90,6 +98,7 @@ def planted(folders: list[Path]) -> list[str]:
             shown = parts[parts["step"].notna()] if steps else parts
             busy_ms = float((shown["wall_ns"] - shown["idle_ns"]).sum() / max(steps, 1)) * scale
             clean.append((base, advice, statistics.median(program["clean_ms"]), busy_ms, scale))
+            of_base |= {(base, *place_of(finding)): finding.saves_ns * scale for finding in reversed(advice.findings)}
             continue
         rules, place = PLANTED.get(name) or PLANTED[fault]
         ranked = [
@@ -98,9 +107,9 @@ def planted(folders: list[Path]) -> list[str]:
             if finding.rule in rules.split() and re.search(place, f"{finding.layer} {finding.phase}")
         ]
         rank, finding = ranked[0] if ranked else (0, None)
-        saves = finding.saves_ns * scale if finding else 0.0
+        saves = finding.saves_ns * scale - of_base.get((base, *place_of(finding)), 0.0) if finding else 0.0
         # a program that a profiler makes faster was captured on another host than it was measured on
-        captured_ms = advice.wall_ns * scale if steps else 0.0
+        captured_ms = advice.wall_ns * scale
         judges = uncertain < 0.3 * measured and not 0 < captured_ms < 0.8 * (program.get("median_faulty_ms") or 0.0)
         ratio = saves / measured if finding and judges else 0.0
         judged += Counter(faults=1, found=bool(ranked), first_three=1 <= rank <= 3, measured=judges)

@@ -66,13 +66,16 @@ def copies(program: Program) -> Iterator[Finding]:
     """Copies through pageable memory, or by calls that block, and the host's work on their data outside layers beside
     which the GPU idles, take 0.2 % or more; copies of pinned memory are exposed for 5 % or more.
 
-    Saves: That time.
+    Saves: That time; the host's as without the profiler.
     """
     rows, ops = program.times.copies, program.ops
     moves = ops[ops["kind"].isin((OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
     moves = moves.assign(copy=moves["name"].astype(str), memory=moves["host_memory"].astype(str))
     blocks = (rows["memory"] == "pageable") | (rows["blocking"] > 0)
-    host_ns = int(program.gaps_at_copies["idle_ns"].sum())
+    gaps, waits = program.gaps_at_copies, program.times.waits
+    host_ns = int(gaps["idle_ns"].sum())
+    if host_ns and program.replays:
+        host_ns = min(host_ns, program.saved_ns(waits[waits["gap"].isin(gaps.index)], gaps))
     blocking = rows[blocks]
     exposed_ns = min(int(blocking["exposed_ns"].sum()), program.busy_ns(moves))
     if len(blocking) and exposed_ns + host_ns >= COPY_SHARE * program.wall_ns:
@@ -258,7 +261,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     """Matrix products or fused attention whose kernels' names say fp32 without tensor cores.
 
     Saves: What they take longer than the products of three or more layers like them that are not in fp32; without such
-    layers 7/8 of their time, in decoding half, as it is that of reading weights; and the casts in the same call.
+    layers 7/8 of their time, but half where it is that of memory, as in decoding or beside casts that take half as
+    long; and the casts in the same call.
     """
     ops, is_product = program.ops, program.ops["kernel_class"].isin(("gemm", "attention"))
     is_fp32 = matching(ops["name"], _FP32) & is_product
@@ -270,7 +274,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = ops.loc[is_cast, ["start_ns", "end_ns", "lane", "call_of_layer"]]
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
-    keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if program.mode == "decode" else 7 / 8
+    is_of_memory = program.mode == "decode" or 2 * cast_ns > busy_ns
+    keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if is_of_memory else 7 / 8
     times = ops.loc[is_product, [*keys, "ns"]]
     times = times.assign(fp32_ns=times["ns"] * is_fp32[is_product])
     times = times.groupby(keys, observed=True)[["ns", "fp32_ns"]].sum().reset_index()
@@ -298,19 +303,23 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
 def double_precision(program: Program) -> Iterator[Finding]:
     """Kernels that compute with 64-bit floating-point numbers take 1 % or more.
 
-    Saves: The casts to them and from them, and 3/4 of the rest: numbers of 16 bits are a quarter of the bytes.
+    Saves: The casts to them and from them, and of the rest 3/4 in layers, whose numbers of 16 bits are a quarter of the
+    bytes, and 1/2 outside, as in a loss in float32.
     """
     kernels = program.kernels[matching(program.kernels["name"], DOUBLE)]
     if not len(kernels):
         return
-    is_cast = matching(kernels["name"], _CASTS)
+    is_cast, is_outside = matching(kernels["name"], _CASTS), kernels["layer"] == NO_LAYER
+    saves = sum(
+        part * program.busy_ns(kernels[chosen])
+        for part, chosen in ((1, is_cast), (0.5, ~is_cast & is_outside), (0.75, ~is_cast & ~is_outside))
+    )
     evidence = (
         f"{plural(len(kernels), 'kernel')}, {program.of_wall(kernels['ns'].sum())}, of which casts "
         f"{program.ms(kernels['ns'][is_cast].sum())}"
     )
     yield program.finding_in_ops(
-        "double-precision", "Kernels in double precision", evidence, kernels, confidence="high",
-        saves=program.busy_ns(kernels[is_cast]) + 0.75 * program.busy_ns(kernels[~is_cast]),
+        "double-precision", "Kernels in double precision", evidence, kernels, confidence="high", saves=saves,
         fix="look for torch.float64, NumPy arrays and Python lists of floats that became tensors, and .double(); "
         "compute in the activations' dtype, or in float32",
         refuted_by="the program needs double precision there",

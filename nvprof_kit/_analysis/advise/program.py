@@ -53,7 +53,7 @@ MANY_PARAMETERS = re.compile("multi_tensor_apply")
 
 BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 """The block of a layer: its path up to the first number."""
-DOUBLE = re.compile(r"lambda\(double\)|<double\b|dgemm|d884gemm|gemm_f64")
+DOUBLE = re.compile(r"lambda\(double\)|<(?:\(int\)\d+, )?double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
 _KERNEL_LAUNCH = re.compile("LaunchKernel")
 _MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
