@@ -27,12 +27,13 @@ try() { # NAME LEAST-RESULTS OPTION...
   timeout --signal=TERM --kill-after=30 240 "$python" -m nvprof_kit ncu profile "$@" -o "$work/$name" -- "${program[@]}" \
     >"$work/log" 2>&1 || status=$?
   results=$(grep -c '^"[0-9]' "$work/$name.csv" 2>/dev/null) || results=${results:-0}
-  rows=$("$python" -m nvprof_kit ncu layers "$work/$name.csv" --format csv 2>/dev/null | tail -n +2 | wc -l) || rows=none
+  rows=$("$python" -m nvprof_kit ncu layers "$work/$name.csv" --format csv 2>"$work/said" | tail -n +2 | wc -l) || rows=none
   if [ "$status" = 0 ] && [ "$results" -ge "$least" ] && [ "$rows" != none ]; then
     say "$name" yes "$results results, $rows rows of layers, $((SECONDS - began)) s"
   else
     say "$name" NO "status $status, $results results, $rows rows, $((SECONDS - began)) s: $(tail -1 "$work/log")"
     tail -20 "$work/log"
+    cat "$work/said"
   fi
   grep 'left out' "$work/log" | tee -a "$out/status.txt" || :
   [ ! -e "$work/$name.csv" ] || xz -6 -c "$work/$name.csv" >"$out/$name.csv.xz"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.reader import Request, Source
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import Issue
+from nvprof_kit.issues import Issue, as_issues
 
 _DURATION = "gpu__time_duration"
 _MAX = 1e24
@@ -55,23 +56,29 @@ class PageReader:
 
 
 def _checked(report: NcuReport) -> NcuReport:
-    """Reject implausible values and units.
+    """Refuse implausible durations, and leave out other implausible values: a metric that ncu computes from several
+    passes can be negative where the passes differ.
 
     Raises:
-        CaptureError: A value is negative or implausible, or the unit of a duration is not a time; the message has the
+        CaptureError: A duration is negative or longer than a day, or its unit is not a time; the message has the
             metric.
     """
     from nvprof_kit._trace.validate import DAY_NS, FILE_DAMAGED
 
+    metrics, warnings = report.metrics.copy(), []
     for name in map(str, report.metrics):
         values = report.metrics[name].to_numpy()
         is_time = name.startswith(_DURATION)
         if is_time and report.units.get(name, "") not in ("ns", ""):
             raise CaptureError(f"{report.path}: {name} is in {report.units[name]!r}, which is no time; {FILE_DAMAGED}")
-        wrong = values[(values < 0) | (values > (DAY_NS if is_time else _MAX))]
-        if len(wrong):
-            raise CaptureError(f"{report.path}: {name} is {wrong[0]:g} in {len(wrong)} results; {FILE_DAMAGED}")
-    return report
+        is_wrong = (values < 0) | (values > (DAY_NS if is_time else _MAX))
+        if is_wrong.any():
+            said = f"{name} is {values[is_wrong][0]:g} in {is_wrong.sum()} results"
+            if is_time:
+                raise CaptureError(f"{report.path}: {said}; {FILE_DAMAGED}")
+            metrics[name] = report.metrics[name].mask(is_wrong)
+            warnings.append(f"{said}: left out")
+    return replace(report, metrics=metrics, warnings=(*report.warnings, *as_issues("ncu-report", warnings)))
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:

@@ -147,6 +147,14 @@ def test_a_page_of_ncu_with_a_duration_that_is_none_is_refused(tmp_path, unit, v
         open_ncu(path)
 
 
+def test_of_a_page_of_ncu_an_implausible_value_of_another_metric_is_left_out(tmp_path):
+    rows = '"","","","ns","inst"\n"0","7","gemm","5","-3"\n"1","7","gemm","5","4"\n'
+    (path := tmp_path / "a.csv").write_text(f'{HEADER},"a.sum"\n{rows}')
+    report = open_ncu(path)
+    assert report.metrics["a.sum"].tolist()[1:] == [4] and report.metrics["a.sum"].isna().tolist() == [True, False]
+    assert "a.sum is -3 in 1 results: left out" in report.warnings[-1]
+
+
 def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path):
     row = '"0","7","gemm","5"\n'
     (path := tmp_path / "a.csv").write_text(f'{HEADER}\n"","","","ns"\n{row}{row}')
