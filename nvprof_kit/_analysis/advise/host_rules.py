@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -218,49 +218,61 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+class _Cost(NamedTuple):
+    """What the steps take longer for some rows of `Program.waits`: of a ``place``, or each ``launch``."""
+
+    saves_ns: int
+    is_notable: bool
+    of: str
+    rows: pd.DataFrame
+
+
 def sync(program: Program) -> Iterator[Finding]:
     """Waits of the host for the GPU, in whose gaps the GPU idles, make the steps 0.5 % longer or more (0.1 % if there
     are four or more a step); up to three places. Where a wait follows another with nothing but work of its own place
-    between them, as in a loop that reads number after number, the host's time between them counts too.
+    between them, as in a loop that reads number after number, the host's time between them counts too. If nine of ten
+    launches of a process return only after the end of their kernel, as with CUDA_LAUNCH_BLOCKING=1, they are one
+    finding.
 
     Saves: By how much the steps are shorter without them, both without the profiler: the calls and operations are run
     again by what they wait for, each call without what tracing adds, and the host as fast as one that takes 6 µs for a
     traced launch.
     """
-    gaps, waits = program.times.gaps, program.waits
+    gaps, waits, launches = program.times.gaps, program.waits, program.waiting_launches
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
     longest = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[: 2 * PLACES]
-    if not longest:
+    groups = [("place", rows) for rows in longest] + [("launch", launches)] * bool(len(launches))
+    if not groups:
         return
     other_gaps = program.gaps[program.gaps["cause"].isin(_OTHER_CAUSES)]
     without_others_ns = program.saved_ns(waits[:0], other_gaps)
+    often = OFTEN * program.parts if program.choice.count else np.inf
     costs = []
-    for rows in longest:
+    for of, rows in groups:
         is_without = np.zeros(len(gaps), dtype=bool)
         is_without[other_gaps.index] = is_without[program.gaps_between(rows).index] = True
-        saved_ns = program.saved_ns(rows, gaps[is_without]) - without_others_ns
-        costs.append((int(saved_ns * program.undisturbed), rows))
-    often = OFTEN * program.parts if program.choice.count else np.inf
-    costs = [
-        (saves, rows)
-        for saves, rows in costs
-        if saves >= max((OFTEN_SHARE if len(rows) >= often else SYNC_SHARE) * program.wall_ns, 1)
-    ]
+        saves = int((program.saved_ns(rows, gaps[is_without]) - without_others_ns) * program.undisturbed)
+        is_notable = saves >= max((OFTEN_SHARE if len(rows) >= often else SYNC_SHARE) * program.wall_ns, 1)
+        costs.append(_Cost(saves, is_notable, of, rows))
+    costs.sort(key=lambda cost: -cost.saves_ns)
+    single = [cost for cost in costs if cost.of == "place"]
+    together = [cost for cost in costs if cost.of == "launch"]
+    found = [cost for cost in together if cost.is_notable] + [cost for cost in single if cost.is_notable][:PLACES]
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
-    for saves, rows in sorted(costs, key=lambda cost: -cost[0])[:PLACES]:
-        by_layer = rows.groupby("layer", sort=False)["lost_ns"].sum()
-        in_layer = rows[rows["layer"] == by_layer.idxmax()]
-        worst = in_layer.iloc[int(in_layer["lost_ns"].argmax())]
+    for saves, _, of, rows in found:
+        layer, phase = costliest(rows, "lost_ns")
+        there = at(rows, layer, phase)
+        worst = there.iloc[int(there["lost_ns"].argmax())]
         evidence = (
             f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
-            f"after {worst['call']} in {worst['layer']} {worst['phase']}: {program.ms(by_layer.max())} in "
-            f"{_number(len(in_layer), program)}, the longest {ms(worst['lost_ns'])}"
+            f"after {worst['call']} in {layer} {phase}: {program.ms(there['lost_ns'].sum())} in "
+            f"{_number(len(there), program)}, the longest {ms(worst['lost_ns'])}"
         )
-        if len(by_layer) > 1:
+        if (layers := rows["layer"].nunique()) > 1:
             evidence += (
-                f"; in {plural(len(by_layer), 'layer')} like it {program.ms(rows['lost_ns'].sum())}, "
+                f"; in {plural(layers, 'layer')}{' like it' * (of == 'place')} {program.ms(rows['lost_ns'].sum())}, "
                 f"{_number(len(rows), program)}"
             )
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
@@ -269,13 +281,15 @@ def sync(program: Program) -> Iterator[Finding]:
                 f"; without the profiler these waits make the steps {program.ms(saves)} longer{program.per_step}"
             )
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
+        fix = f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}"
+        title, refuted_by = f"The host waits for the GPU{within}", "the idle time remains when the call is removed"
+        if of == "launch":
+            title, refuted_by = "Every launch waits for its kernel", "launches wait with it unset too"
+            fix = "unset CUDA_LAUNCH_BLOCKING, and run without a debugger or sanitizer that makes launches wait"
         start = int(gaps["start_ns"].iloc[int(worst["gap"])])
         yield Finding(
-            "sync", f"The host waits for the GPU{within}", evidence, worst["layer"], worst["phase"], start,
-            start + int(worst["lost_ns"]), saves,
-            f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}",
-            "medium" if is_late else "high",
-            "the idle time remains when the call is removed",
+            "sync", title, evidence, layer, phase, start, start + int(worst["lost_ns"]), saves, fix,
+            "medium" if is_late and of != "launch" else "high", refuted_by,
         )  # fmt: skip
 
 

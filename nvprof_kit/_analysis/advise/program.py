@@ -154,7 +154,7 @@ class Program(Operations):
         calls = self.trace.calls
         if calls is None or len(rows := np.flatnonzero(matching(calls["name"], _KERNEL_LAUNCH))) < 2:
             return 0, 0
-        tid, start, end = (calls[name].to_numpy()[rows] for name in ("tid", "start_ns", "end_ns"))
+        tid, start, end = (times[rows] for times in (self.host.tid, self.host.start, self.host.launched))
         longer_ns = max(int(np.median(end - start)) - LAUNCH_NS, 0)
         order = np.lexsort((start, tid))
         between_ns = np.diff(start[order], prepend=start[order[0]])
@@ -349,12 +349,19 @@ class Program(Operations):
         return total_ns
 
     @cached_property
+    def waiting_launches(self) -> pd.DataFrame:
+        """Those of `Breakdown.waits` that are launches of kernels; see `HostCalls.launched`."""
+        return self.times.waits[matching(self.times.waits["call"], _KERNEL_LAUNCH)]
+
+    @cached_property
     def waits(self) -> pd.DataFrame:
-        """The host's waits for the GPU, as `Breakdown.waits`, but those at copies, GPU by GPU in time; `window`; and
-        `follows`: whether the next wait is at the same place, with nothing but work of that place between them.
+        """The host's waits for the GPU, as `Breakdown.waits`, but those at copies and launches, GPU by GPU in time;
+        `window`; and `follows`: whether the next wait is at the same place, with nothing but work of that place
+        between them.
         """
         gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
-        waits = self.times.waits[~self.times.waits["gap"].isin(self.gaps_at_copies.index)]
+        waits = self.times.waits.drop(self.waiting_launches.index)
+        waits = waits[~waits["gap"].isin(self.gaps_at_copies.index)]
         waits = waits.astype({"layer": str, "phase": str, "call": str})
         of_gap = {name: gaps[name].to_numpy()[waits["gap"]] for name in ("start_ns", "idle_ns", "window")}
         rows = waits.assign(**of_gap).sort_values("gap", kind="stable")

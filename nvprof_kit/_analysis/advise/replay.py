@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
-from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.host import START_NS, HostCalls
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,9 +33,6 @@ ASLEEP_NS = 1_000_000
 RETURN_NS = 5_000
 """A wait returns so long after what it waits for."""
 
-START_NS = 2_000
-"""A GPU idles no longer than this between two operations that are launched."""
-
 Times = npt.NDArray[np.float64]
 Intervals = tuple[Int64Array, Int64Array]
 
@@ -49,7 +46,8 @@ class Replay:
         skipped: Start and end in ns of the steps between them that are not looked at.
 
     Attributes:
-        calls: The calls that launch or wait, rows of `HostCalls`, none inside another, by their start.
+        calls: The calls that launch or wait, rows of `HostCalls`, none inside another, by their start; those that do
+            both twice, as a launch and as a wait.
         gpu_ns: How long the operations take if all are launched in time.
     """
 
@@ -58,18 +56,21 @@ class Replay:
         start, end = (ops[name].to_numpy() for name in ("start_ns", "end_ns"))
         self._origin = int(host.start[call[call >= 0]].min(initial=start.min()))
         self.calls, calls_between = _launches_and_waits(host, call, self._origin, end.max())
-        of_calls = (times[self.calls] - self._origin for times in (host.start, host.end))
-        self._moments_ns = np.append(0.0, np.column_stack([*of_calls]))  # all times are since the origin
+        call_start, call_end = host.start[self.calls], host.launched[self.calls]
+        is_wait = np.diff(self.calls, prepend=-1) == 0
+        call_start[is_wait], call_end[is_wait] = call_end[is_wait], host.end[self.calls[is_wait]]
+        # all times are since the origin
+        self._moments_ns = np.append(0.0, np.column_stack([call_start, call_end]) - self._origin)
         call_start, call_end = self._moments_ns[1::2].copy(), self._moments_ns[2::2].copy()
         start, end = ((times - self._origin).astype(float) for times in (start, end))
-        self._host_ns = self._unprofiled(host, calls_between, skipped)
+        self._waits = np.flatnonzero(is_wait | (host.waits & (host.launched == host.end))[self.calls])
+        self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
         self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
         launch = np.searchsorted(call_start, host.start[call] - self._origin, side="right") - 1
         self._launch = np.where(call >= 0, launch, -1)
         self._time_operations(start, end, launched=np.append(call_end, -np.inf)[self._launch])
         # each wait waits for the last operation that is launched before it and ends before it returns
-        self._waits = np.flatnonzero(host.waits[self.calls])
         self._waits_before = np.searchsorted(self._waits, self._launch).astype(np.int32)  # the launch of an operation
         self._ops_before = np.searchsorted(np.maximum.accumulate(self._launch), self._waits, side="right")
         returned = call_end[self._waits]
@@ -79,13 +80,15 @@ class Replay:
         self._has_waited = awaited_end > call_start[self._waits]
         self._return_ns = np.where(self._has_waited, np.clip(returned - awaited_end, 0, 4 * RETURN_NS), RETURN_NS)
 
-    def _unprofiled(self, host: HostCalls, calls_between: Int64Array, skipped: Intervals) -> Times:
+    def _unprofiled(
+        self, host: HostCalls, calls_between: Int64Array, skipped: Intervals, is_call: npt.NDArray[np.bool_]
+    ) -> Times:
         """How long the host takes before each call and in it without the profiler, shape ``(c, 2)``; nothing in skipped
         steps.
         """
         times: Times = np.diff(self._moments_ns).reshape(-1, 2)
         before_ns, inside_ns = times.T
-        launches_ns = inside_ns[host.named("LaunchKernel", self.calls)]
+        launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
         launch_ns = int(np.median(launches_ns)) if len(launches_ns) else 0
         added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)
         before_ns[:] = np.maximum(before_ns - added_ns * calls_between, 0)
@@ -126,7 +129,8 @@ class Replay:
             waits: Calls, rows of `HostCalls`, in which the host no longer waits.
             intervals: Start and end in ns of the host's time that vanishes, in order, none in another.
         """
-        is_gone = np.isin(self.calls, waits)
+        is_gone = np.zeros(len(self.calls), dtype=bool)
+        is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
         if not is_gone.any() and not len(intervals[0]):
             return 0.0
         return max(self.length_ns - self._run(is_gone, intervals), 0)
@@ -187,4 +191,5 @@ def _launches_and_waits(
     is_launch = np.zeros(len(host.start), dtype=bool)
     is_launch[call] = True
     positions = np.flatnonzero(host.waits[calls] | is_launch[calls])
-    return calls[positions], np.diff(positions, prepend=-1) - 1
+    positions = np.repeat(positions, 1 + (host.launched < host.end)[calls[positions]])
+    return calls[positions], np.maximum(np.diff(positions, prepend=-1) - 1, 0)

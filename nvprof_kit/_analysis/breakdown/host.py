@@ -35,6 +35,14 @@ WAITS = rf"Synchronize|{SYNCHRONIZING_COPIES}"
 LONG_NS = 100_000
 """A function lookup or an asynchronous copy returns immediately; one that takes this long loads code or waits."""
 
+WAITING_SHARE, LAUNCHES_TO_JUDGE, AWAITED_NS = 0.9, 20, 3_000
+"""Launches wait for their kernels if this share of a process's, and so many, return after the end of the kernel, and so
+long after its start: a short kernel may also end before a slow call that waits for nothing.
+"""
+
+START_NS = 2_000
+"""An operation starts no later than this after its launch, or after the one before it if it was launched by then."""
+
 
 class HostCalls:
     """The calls of a capture, in table order; shape ``(c + 1,)`` each, with an entry for `NONE` appended.
@@ -79,15 +87,33 @@ class HostCalls:
         return np.append(rows, NONE)[launching_calls(calls, self._ops)]
 
     @cached_property
+    def launched(self) -> Int64Array:
+        """When each call has done its own work: its end, but of launches that wait for their kernel, as all do with
+        CUDA_LAUNCH_BLOCKING=1, the time of the launch, shape ``(c + 1,)``.
+        """
+        launched, ops = self.end, np.flatnonzero(self.named(_LAUNCHES, self.of_op))
+        call, starts, ends = self.of_op[ops], *(self._ops[name].to_numpy()[ops] for name in ("start_ns", "end_ns"))
+        pid, is_waiting = self.pid[call], self.end[call] >= np.maximum(ends, starts + AWAITED_NS)
+        for process in few(pid).tolist():
+            of_process = pid == process
+            if of_process.sum() >= LAUNCHES_TO_JUDGE and is_waiting[of_process].mean() >= WAITING_SHARE:
+                rows = np.flatnonzero(of_process & is_waiting)
+                row, launched = call[rows], launched.copy()
+                launched[row] = np.clip(starts[rows] - START_NS, self.start[row] + 1, self.end[row])
+        return launched
+
+    @cached_property
     def waits(self) -> npt.NDArray[np.bool_]:
-        """Calls that return only after the device has completed work: synchronizations, synchronizing copies, and
-        asynchronous copies of pageable memory that took `LONG_NS` or more, shape ``(c + 1,)``.
+        """Calls that return only after the device has completed work: synchronizations, synchronizing copies,
+        asynchronous copies of pageable memory that took `LONG_NS` or more, and launches that wait for their kernel,
+        shape ``(c + 1,)``.
         """
         waits: npt.NDArray[np.bool_] = self.named(WAITS) & ~(self.overhead | self.operator)
         if "host_memory" in self._ops:
             pageable = self.of_op[(self._ops["host_memory"] == "pageable").to_numpy()]
             waits[pageable[(self.end - self.start)[pageable] >= LONG_NS]] = True
             waits[NONE] = False
+        waits[self.launched < self.end] = True
         return waits
 
     @cached_property

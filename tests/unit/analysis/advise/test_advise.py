@@ -375,19 +375,20 @@ def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(kind
 @pytest.mark.parametrize(
     ("loads", "fix", "where"),
     [
-        (2, "warm up with every shape first", "may include warm-up"),  # prefill and the first token
-        (6, "pad to a few lengths", "in 5 calls of this layer"),  # nothing ran before the first
+        (2, "warm up with every shape first", "may include warm-up"),
+        (6, "pad to a few lengths", "in 5 calls of this layer"),
     ],
 )
 def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(file, loads, fix, where):
+    """Of prefill and the first token; and of six calls, before the first of which nothing ran."""
     for begin in range(0, 800_000, 100_000):
         file.range_("layers.0", begin, begin + 90_000)
         if begin < 100_000 * loads:
             file.call("cuLibraryLoadData", begin + 20_000, begin + 40_000)
         file.kernel(begin + 50_000, begin + 90_000, launched=(begin + 45_000, begin + 50_000))
     (loading_,) = of_rule("loading", file.write())
-    assert loading_.title == "Loading, compiling or tuning"
-    assert loading_.fix.startswith(fix) and loading_.evidence.endswith(where)
+    assert loading_.title == "Loading, compiling or tuning" and loading_.fix.startswith(fix)
+    assert loading_.evidence.endswith(where)
 
 
 def test_a_memset_that_blocks_needs_no_copy_beside_it(file):
@@ -406,8 +407,7 @@ def test_what_lies_outside_steps_saves_nothing(tmp_path, capture):
         rows = db.execute(f"SELECT rowid FROM NVTX_EVENTS WHERE {text} LIKE 'step %' ORDER BY start").fetchall()
         db.executemany("DELETE FROM NVTX_EVENTS WHERE rowid = ?", rows[:2] + rows[3:])
     result = advice(path)
-    assert result.findings
-    assert result.rows["saves"].max() <= 1
+    assert result.findings and result.rows["saves"].max() <= 1
 
 
 def test_the_wait_for_data_between_steps_counts(file):
@@ -599,10 +599,9 @@ def test_the_faults_of_a_real_program_are_found_where_they_are(capture):
     """An operation of the layer and phase is in the interval; of a gap, the idle time of the layer and phase is."""
     opened = nvprof_kit.open(DATA / capture)
     findings = opened.advise().findings
-    rules = {finding.rule for finding in findings}
+    rules, breakdown = {finding.rule for finding in findings}, opened.breakdown()
     faults, absent = REAL.get(capture.removesuffix(".sqlite.xz"), ("", ""))
     assert set(faults.split()) <= rules and not set(absent.split()) & rules
-    breakdown = opened.breakdown()
     ops, idle, every = opened.tables["operations"], breakdown.idle, breakdown.gaps
     for finding in findings:
         assert "waits 0.000 ms" not in finding.evidence
@@ -820,3 +819,22 @@ def test_a_wait_costs_what_is_launched_late_after_it_up_to_its_length(file):
         file.kernel(begin, begin + 1_000, launched=(begin - 500, begin - 100))
     (finding,) = of_rule("sync", file.write())
     assert finding.saves_ns == pytest.approx(5_000, abs=200)
+
+
+@pytest.mark.parametrize(("kernel_us", "returns_us", "found"), [(20, 4, True), (20, -15, False), (1, 1, False)])
+def test_launches_that_wait_for_their_kernels_are_one_finding(file, kernel_us, returns_us, found):
+    """60 times 2 µs of the host's own, a launch of 6 µs, and a kernel 2 µs later; the call returns after its end, long
+    before, or at once after a kernel that took less than the call. Without the wait, one kernel follows the other.
+    """
+    at = done = 0
+    for _ in range(60):
+        start = max(at + 8_000, done)
+        done = start + 1_000 * kernel_us
+        returned = max(at + 6_000, done + 1_000 * returns_us)
+        file.kernel(start, done, launched=(at, returned), name="nvjet")
+        at = returned + 2_000
+    step(file, 0, at)
+    saves = [(finding.title, finding.saves_ns) for finding in of_rule("sync", file.write())]
+    assert (
+        saves == [("Every launch waits for its kernel", pytest.approx(60 * (3 + 2 + 4 + 2) * 1_000, rel=0.1))] * found
+    )
