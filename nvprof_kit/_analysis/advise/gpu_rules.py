@@ -40,6 +40,8 @@ than a token has activations. Those of each sequence's last token take less.
 """
 LARGE_TILE = 128
 """cuBLAS and CUTLASS take a tile with such sides for a product of about as many rows and columns, or more."""
+NEW_TOKENS_TIMES = 4
+"""Copies of new tokens take less than so many times as long as the usual light kernel, of a cache longer."""
 OPTIMIZER_KERNELS, RECOMPUTE_SHARE = 150, 0.05
 OUTLIER, SIBLINGS = 1.2, 4
 COPIES_SHARE = 0.02
@@ -224,7 +226,8 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
 
 def tensor_copies(program: Program) -> Iterator[Finding]:
     """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, but not beside
-    other light kernels in a chain, take 2 % or more in equal blocks.
+    other light kernels in a chain, take 2 % or more in equal blocks. In decoding those of new tokens do not count, as
+    they have to be written into the cache: short ones.
 
     Saves: Their time, and what the GPU waits for their launches.
     """
@@ -234,6 +237,9 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
         (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")
     )
+    if program.mode in ("decode", "mixed"):
+        is_light = kernels["kernel_class"].isin(("elementwise", "norm"))
+        is_copy &= kernels["ns"] > NEW_TOKENS_TIMES * max(FEW_TOKENS_NS, kernels["ns"][is_light].median())
     copies = kernels[is_copy]
     for explained in (program.chains, program.score_kernels, program.mask_kernels):
         copies = copies[~copies.index.isin(explained.index)]

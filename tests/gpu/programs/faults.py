@@ -10,8 +10,8 @@ The second runs `ddp` and `fsdp` on two GPUs, under torchrun, and captures rank 
 process, at sizes that say nothing of speed: do they run, and does each with a fault compute what it computes without?
 
 Each program is a process of its own, which runs a stretch of steps whenever it is asked, so that those with and without
-the fault are timed in turn. What FOLDER has is not run again, and after the seconds are over nothing new begins. A
-program that fails is one line.
+the fault are timed in turn: about 20 s a program. What FOLDER has is not run again, and after the seconds are over
+nothing new begins. A program that fails is one line.
 """
 
 from __future__ import annotations

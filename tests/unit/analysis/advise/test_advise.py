@@ -227,6 +227,10 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "unfused-chains": unfused_chains,
     "tensor-copies": named(COPY, HALVES),
     "tensor-copies of a layout": named("nchwToNhwcKernel<bf16>", "index_elementwise_kernel<index_copy_kernel_impl>"),
+    "tensor-copies of a cache": lambda file, bad: back_to_back(
+        file,
+        ("layers.0", [("nvjet", 9_000), ("layer_norm_kernel", 2_000), ("nvjet", 9_000), (COPY, 2_000 + 78_000 * bad)]),
+    ),
     "fp32-gemms": fp32_gemms,
     "double-precision": named(DOUBLES, HALVES),
     "double-precision softmax": named("SoftMaxForward<(int)2, double>", "SoftMaxForward<(int)2, float>(double)"),
