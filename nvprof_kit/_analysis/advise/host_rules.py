@@ -27,7 +27,7 @@ LOOP_KERNELS, LOOP_SHARE = 50, 0.2
 _OTHER_CAUSES = ("dataloader", "allocation", "loading", "gc", "off_cpu", "profiler", "python")
 """Causes of idle time other than launching late, waiting, and the device's own."""
 SIBLINGS = 4
-SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES = 0.005, 4, 0.001, 3
+SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES, TOGETHER = 0.005, 4, 0.001, 3, 1.5
 BUSY_SHARE = 0.01
 CALLS_OF_WARM_UP = 4
 """Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
@@ -219,11 +219,12 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
 
 
 class _Cost(NamedTuple):
-    """What the steps take longer for some rows of `Program.waits`: of a ``place``, or each ``launch``."""
+    """What the steps take longer for some rows of `Program.waits`: of a ``place``, a ``call``, or each ``launch``."""
 
     saves_ns: int
     is_notable: bool
     of: str
+    call: str
     rows: pd.DataFrame
 
 
@@ -232,7 +233,8 @@ def sync(program: Program) -> Iterator[Finding]:
     are four or more a step); up to three places. Where a wait follows another with nothing but work of its own place
     between them, as in a loop that reads number after number, the host's time between them counts too. If nine of ten
     launches of a process return only after the end of their kernel, as with CUDA_LAUNCH_BLOCKING=1, they are one
-    finding.
+    finding. So are the waits at one call in more than three kinds of places that together cost half as much again as
+    one by one: without those of one place, the host waits at the next instead.
 
     Saves: By how much the steps are shorter without them, both without the profiler: the calls and operations are run
     again by what they wait for, each call without what tracing adds, and the host as fast as one that takes 6 µs for a
@@ -241,7 +243,9 @@ def sync(program: Program) -> Iterator[Finding]:
     gaps, waits, launches = program.times.gaps, program.waits, program.waiting_launches
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
     longest = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[: 2 * PLACES]
+    places = equal_layers.size().groupby("call", sort=False).size()
     groups = [("place", rows) for rows in longest] + [("launch", launches)] * bool(len(launches))
+    groups += [("call", waits[waits["call"] == call]) for call in places.index[places > PLACES]]
     if not groups:
         return
     other_gaps = program.gaps[program.gaps["cause"].isin(_OTHER_CAUSES)]
@@ -253,15 +257,19 @@ def sync(program: Program) -> Iterator[Finding]:
         is_without[other_gaps.index] = is_without[program.gaps_between(rows).index] = True
         saves = int((program.saved_ns(rows, gaps[is_without]) - without_others_ns) * program.undisturbed)
         is_notable = saves >= max((OFTEN_SHARE if len(rows) >= often else SYNC_SHARE) * program.wall_ns, 1)
-        costs.append(_Cost(saves, is_notable, of, rows))
+        costs.append(_Cost(saves, is_notable, of, rows["call"].iloc[0], rows))
     costs.sort(key=lambda cost: -cost.saves_ns)
     single = [cost for cost in costs if cost.of == "place"]
     together = [cost for cost in costs if cost.of == "launch"]
+    for cost in [cost for cost in costs if cost.of == "call"]:
+        if cost.saves_ns >= TOGETHER * sum(one.saves_ns for one in single if one.call == cost.call):
+            together.append(cost)
+            single = [one for one in single if one.call != cost.call]
     found = [cost for cost in together if cost.is_notable] + [cost for cost in single if cost.is_notable][:PLACES]
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
-    for saves, _, of, rows in found:
+    for saves, _, of, _, rows in found:
         layer, phase = costliest(rows, "lost_ns")
         there = at(rows, layer, phase)
         worst = there.iloc[int(there["lost_ns"].argmax())]
@@ -283,6 +291,9 @@ def sync(program: Program) -> Iterator[Finding]:
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
         fix = f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}"
         title, refuted_by = f"The host waits for the GPU{within}", "the idle time remains when the call is removed"
+        if of == "call":
+            title = f"The host waits for the GPU in many places{within}"
+            fix = f"turn off torch.autograd.set_detect_anomaly and hooks that check values in every layer; {fix}"
         if of == "launch":
             title, refuted_by = "Every launch waits for its kernel", "launches wait with it unset too"
             fix = "unset CUDA_LAUNCH_BLOCKING, and run without a debugger or sanitizer that makes launches wait"

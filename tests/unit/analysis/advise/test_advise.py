@@ -158,8 +158,7 @@ def optimizer_loop(file: NsysFile, bad: bool) -> None:
     file.range_("step 0", 0, 1_000_000, category="step", payload=0)
     file.range_("optimizer", 0, 1_000_000, category="phase")
     for number in range(200 if bad else 20):
-        length = 4_000 if bad else 40_000
-        begin = 5_000 * number if bad else 50_000 * number
+        begin, length = (5_000 * number, 4_000) if bad else (50_000 * number, 40_000)
         at = (begin // 100, begin // 100 + 5)
         file.kernel(begin, begin + length, launched=at, name="vectorized_elementwise_kernel_addcmul")
 
@@ -179,8 +178,7 @@ def gpu_clocks(file: NsysFile, bad: bool) -> None:
     for pid in (7, 8, 9):
         file.range_("step 0", 0, 1_000_000, category="step", payload=0, pid=pid)
         for number in range(10):
-            longer = 1_000 if pid == 9 and (bad or number == 3) else 0
-            begin = 50_000 * number
+            begin, longer = 50_000 * number, 1_000 if pid == 9 and (bad or number == 3) else 0
             at = (100 * number, 100 * number + 50)
             file.kernel(begin, begin + 10_000 + longer, launched=at, name=f"nvjet_{number}", pid=pid, device=pid - 7)
 
@@ -193,8 +191,7 @@ def logits(file: NsysFile, bad: bool) -> None:
 
 
 def outlier_layer(file: NsysFile, bad: bool) -> None:
-    # equals differ by a little
-    lengths = [9_000 if bad and number == 3 else 4_000 + number for number in range(6)]
+    lengths = [9_000 if bad and number == 3 else 4_000 + number for number in range(6)]  # equals differ by a little
     back_to_back(file, *((f"layers.{number}.mlp", [("gemm", ns)]) for number, ns in enumerate(lengths)))
 
 
@@ -330,8 +327,8 @@ def late(file: NsysFile) -> NsysFile:
 
 def test_a_host_that_does_something_else_is_not_told_to_use_a_cuda_graph(late):
     (finding,) = advice(late.write()).findings
-    assert (finding.rule, finding.confidence) == ("host-busy", "medium")
-    assert finding.title == "The GPU waits for something unknown on the host"
+    told = finding.rule, finding.confidence, finding.title
+    assert told == ("host-busy", "medium", "The GPU waits for something unknown on the host")
     assert "CUDA graph" not in finding.fix and "nvprof_kit.phase('data')" in finding.fix
 
 
@@ -463,12 +460,10 @@ def test_unequal_steps_of_several_gpus_are_one_finding(file):
 
 def test_the_slow_layer_is_named():
     """The program makes the fourth block four times as wide as the others, and copies 16.8 MB from pageable memory."""
-    by_rule = {}
-    for finding in advice(DATA / "slow-2024.2.sqlite.xz").findings:
-        by_rule.setdefault(finding.rule, []).append(finding)
-    assert {finding.layer.rpartition(".")[0] for finding in by_rule["outlier-layer"]} == {"layers.3"}
-    (copies,) = by_rule["copies"]
-    assert "5 through pageable memory" in copies.evidence and "83.9 MB" in copies.evidence
+    findings = advice(DATA / "slow-2024.2.sqlite.xz").findings
+    outliers = {finding.layer.rpartition(".")[0] for finding in findings if finding.rule == "outlier-layer"}
+    (copies,) = [finding for finding in findings if finding.rule == "copies"]
+    assert outliers == {"layers.3"} and "5 through pageable memory" in copies.evidence and "83.9 MB" in copies.evidence
     assert (copies.layer, copies.phase) == ("(none)", "data")
 
 
@@ -532,15 +527,13 @@ def test_a_graph_capture_is_not_told_to_use_graphs(tmp_path, graphs):
     assert ("launch" in {finding.rule for finding in result.findings}) != graphs
 
 
-@pytest.mark.parametrize(
-    ("stream", "title"), [(7, "Communication and compute share a stream"), (9, "Exposed communication")]
-)
-def test_communication_on_the_stream_that_computes(file, stream, title):
+@pytest.mark.parametrize("stream", [7, 9])
+def test_communication_on_the_stream_that_computes(file, stream):
     backward = {"name": "nvjet_backward"}
     last = (50 if stream == 9 else 70, 100, 0.8, backward)
     busy(file, (1, 40, 0, backward), (40, 70, 0.6, {"name": NCCL, "stream": stream}), last)
     (finding,) = of_rule("exposed-collectives", file.write())
-    assert finding.title == title
+    assert finding.title == {7: "Communication and compute share a stream", 9: "Exposed communication"}[stream]
     assert ("async_op=True" in finding.fix) == (stream == 7)
 
 
@@ -613,20 +606,18 @@ def test_the_faults_of_a_real_program_are_found_where_they_are(capture):
             assert (layer, phase) == (finding.layer, finding.phase), finding
         if not finding.layer:
             continue
-        there = ops[(ops["start_ns"] < finding.end_ns) & (ops["end_ns"] > finding.start_ns)]
-        there = there[(there["layer"] == finding.layer) & (there["phase"] == finding.phase)]
-        gaps = idle[(idle["layer"] == finding.layer) & (idle["phase"] == finding.phase)]
-        there_most = every[(every["layer"] == finding.layer) & (every["phase"] == finding.phase)]
-        starts = [*gaps["longest_at_ns"], *there_most["start_ns"]]
-        in_a_gap = finding.start_ns in starts or finding.rule == "sync"
-        assert len(there) or in_a_gap, finding
+        work, parts, gaps = (
+            rows[(rows["layer"] == finding.layer) & (rows["phase"] == finding.phase)] for rows in (ops, idle, every)
+        )
+        is_there = ((work["start_ns"] < finding.end_ns) & (work["end_ns"] > finding.start_ns)).any()
+        starts = [*parts["longest_at_ns"], *gaps["start_ns"]]
+        assert is_there or finding.start_ns in starts or finding.rule == "sync", finding
 
 
 def test_a_saving_is_one_number_everywhere(tmp_path):
     capture = nvprof_kit.open(DATA / "slow-2024.2.sqlite.xz")
     result = capture.advise()
-    rows = result.to_frame()
-    text = str(result)
+    rows, text = result.to_frame(), str(result)
     page = capture.report().save(tmp_path / "page.html").read_text(encoding="utf-8")
     document = json.loads(result.save(tmp_path / "advice.json").read_text(encoding="utf-8"))
     for finding, row, entry in zip(result.findings, rows.to_dict("records"), document["rows"], strict=True):
@@ -662,8 +653,7 @@ def test_faults_of_a_real_prefill(fault, rule, layer, measured_ms):
 def test_a_real_prefill_without_a_fault():
     """Its host was disturbed: a step takes 31 ms in the capture, and 11.6 ms without the profiler (2 of them idle)."""
     findings = nvprof_kit.open(DATA / "faults/prefill-2024.2.sqlite.xz").advise().findings
-    confidence = {finding.rule: finding.confidence for finding in findings}
-    assert confidence == {"unfused-chains": "medium", "sync": "medium"}
+    assert {finding.rule: finding.confidence for finding in findings} == {"unfused-chains": "medium", "sync": "medium"}
     assert all(finding.saves_ns < 9_000_000 for finding in findings)
 
 
@@ -671,7 +661,6 @@ def test_a_real_prefill_without_a_fault():
 @pytest.mark.parametrize(("between", "least_us", "most_us"), [("other", 40, 44), ("layers.0", 5, 15)])
 def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(file, between, least_us, most_us, gpus):
     """Five waits of 1 µs beyond the kernel's end; 6 µs later the next kernel is launched, of the loop or of a layer.
-
     The waits of two GPUs take turns.
     """
     for gpu in range(gpus):
@@ -691,10 +680,9 @@ def test_all_idle_time_of_a_loop_that_reads_number_after_number_is_of_its_waits(
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_the_profiler_adds_to_each_call_hides_no_wait_and_saves_nothing(file, traced_us, waits):
     """In each of 60 rounds the host launches two kernels of 6 µs, with 2 µs of its own between, and may wait for them.
-
     Without the profiler a launch takes 3 µs, so the host is ahead until it waits; traced it may take 9, and never is.
     """
-    at, done = 0, 0
+    at = done = 0
     for _ in range(60):
         for _ in range(2):
             start = max(at + 1_000 * traced_us, done)
@@ -705,8 +693,7 @@ def test_what_the_profiler_adds_to_each_call_hides_no_wait_and_saves_nothing(fil
             at = max(at, done) + 1_000
     step(file, 0, at + 10_000)
     saves = {finding.rule: finding.saves_ns for finding in advice(file.write()).findings}
-    assert "launch" not in saves
-    assert ("sync" in saves) == waits
+    assert "launch" not in saves and ("sync" in saves) == waits
 
 
 def test_in_doubles_outside_layers_half_is_saved(file):
@@ -842,3 +829,22 @@ def test_launches_that_wait_for_their_kernels_are_one_finding(file, kernel_us, r
     assert (
         saves == [("Every launch waits for its kernel", pytest.approx(60 * (3 + 2 + 4 + 2) * 1_000, rel=0.1))] * found
     )
+
+
+@pytest.mark.parametrize(
+    ("layers", "later_us", "together"), [("abcde", 1, True), ("abcde", 100, False), ("ab", 1, False)]
+)
+def test_waits_in_many_places_that_hide_each_other_are_one_finding(file, layers, later_us, together):
+    """In each of 10 rounds the host works 30 µs in each layer, launches a kernel and waits for it. While the first,
+    of 100 µs, runs, it could launch all others, if they are short and it waited in none of the layers.
+    """
+    at = 0
+    for layer in layers * 10:
+        start = at + 36_000
+        done = start + (100_000 if layer == "a" else 1_000 * later_us)
+        file.kernel(start, done, launched=(at + 30_000, start), name="nvjet")
+        file.call("cudaStreamSynchronize_v3020", start, done + 5_000)
+        file.range_(layer, at, at := done + 5_000)
+    file.range_("step 0", 0, at, category="step", payload=0)
+    in_many = ["in many places" in finding.title for finding in of_rule("sync", file.write())]
+    assert in_many == ([True] if together else [False] * min(len(layers), 3))
