@@ -244,6 +244,7 @@ def before(first: Callable[..., object]) -> Callable[[Callable[..., Any]], Any]:
             first(*args, **kwargs)
             return original(*args, **kwargs)
 
+        skip_compiling(replacement, callees=False)
         return replacement
 
     return make

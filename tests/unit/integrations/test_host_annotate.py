@@ -122,3 +122,8 @@ def test_rows_of_stacks_have_the_names_of_the_model(tmp_path):
         found[option] = set(nvprof_kit.open(trace).layers().to_frame()["layer"])
     assert {"Sequential", "0", "1"} <= found["--annotate"]  # the first call has its ranges, too
     assert not {"0", "1"} & found["--no-annotate"]
+    # a model that is compiled before its first call
+    module = "class Own(torch.nn.Linear):\n def forward(self, x): return torch.nn.Linear.forward(self, x)"
+    compiled = "m = torch.compile(Own(512, 512), backend='eager'); m(torch.ones(1, 512)); m(torch.ones(3, 512))"
+    record[record.index("--no-annotate")] = "--force"
+    execute(sys.executable, *record, "-c", f"import torch\n{module}\n{compiled}", check=True)
