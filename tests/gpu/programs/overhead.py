@@ -20,7 +20,6 @@ from train import llama
 
 import nvprof_kit
 
-
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
