@@ -132,10 +132,13 @@ class TraceFile:
                 f"{self._named}: the gzip file is cut off or damaged; record it again or copy it again"
             ) from None
         except json.JSONDecodeError as error:
-            raise CaptureError(
-                f"{self._named}: the JSON is cut off or damaged at character {self._before + error.pos}: the program "
-                "ended before the trace was whole; record it again"
-            ) from None
+            where, after = f"at character {self._before + error.pos}", error.doc[error.pos :].strip()[:40]
+            text = f"cut off {where}: the program ended before the trace was whole; record it again"
+            if after and not error.msg.startswith(
+                "Unterminated"
+            ):  # PyTorch writes names of Python functions as they are
+                text = f"damaged {where}, {after!r}: record it again, without stacks if a quote in a name is the cause"
+            raise CaptureError(f"{self._named}: the JSON is {text}") from None
         except (RecursionError, ValueError) as error:
             raise CaptureError(
                 f"{self._named}: not readable as JSON ({error}); needed a PyTorch profiler trace"

@@ -56,9 +56,13 @@ def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path
     read = open_capture(path)
     assert read.info.schema == "12"
     assert len(read.calls if read.calls is not None else read.ops) == 50
-    path.write_text(path.read_text()[:-40])
-    with pytest.raises(CaptureError, match="cut off or damaged at character"):
-        open_capture(path)
+    for text, told in (
+        (path.read_text()[:-40], "cut off at character"),
+        ('{"traceEvents": [{"name": """}]}', "a quote"),
+    ):
+        path.write_text(text)
+        with pytest.raises(CaptureError, match=told):
+            open_capture(path)
 
 
 def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
