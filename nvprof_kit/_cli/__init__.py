@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except Exception as error:
         status = _complain(_unforeseen(error), os.EX_SOFTWARE)
     finally:
+        gc.freeze()  # all objects are then old, and the usual threshold has not to look through them at once
+        gc.unfreeze()
         gc.set_threshold(*usual)
     atexit.register(gc.freeze)  # else Python looks through all that pandas imported once more, for 90 ms
     sys.exit(status)
