@@ -39,12 +39,13 @@ _BLOCK = 1 << 16
 _THREADS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attribution:
     """The owner of every operation (shape ``(n,)`` each, in the order of `Trace.ops`).
 
     Attributes:
         ranges: What the ranges mean.
+        launch_range: The innermost range open on the launching thread at the launch, or `NONE`.
         layer_range: The range of the owning layer, or `NONE`.
         phase: Index into `Ranges.phases`: the layer's phase, or outside layers the phase range's text or ``other``.
         step: The step instance that it belongs to, an index into `Ranges.steps`, or `NONE`.
@@ -54,6 +55,7 @@ class Attribution:
     """
 
     ranges: Ranges
+    launch_range: Int32Array
     layer_range: Int32Array
     phase: Int32Array
     step: Int32Array
@@ -87,13 +89,13 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
         for table in (trace.api, trace.graph_nodes)
     )
     phase_of_range = np.append(ranges.phase, ranges.phases.index(NO_PHASE)).astype(np.int32)
-    layers, phases, steps, replays = np.full((4, len(pid)), NONE, dtype=np.int32)
+    inner_ranges, layers, phases, steps, replays = np.full((5, len(pid)), NONE, dtype=np.int32)
     hows = np.empty(len(pid), dtype=np.int8)
 
     def attribute_block(start: int) -> None:
         block = slice(start, start + _BLOCK)
         call, node = calls[block], nodes[block]
-        layer, phase, step, is_elsewhere = owners.at(pid[block], *(column[call] for column in launched))
+        inner, layer, phase, step, is_elsewhere = owners.at(pid[block], *(column[call] for column in launched))
         how = np.select([is_elsewhere, phase >= 0], [_OTHER_THREAD, _LAUNCH], _UNATTRIBUTED)
         replayed = np.flatnonzero(node >= 0)
         if len(replayed):
@@ -103,6 +105,7 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
             layer[rows], phase[rows], how[rows] = creator.layer[has_owner], creator.phase[has_owner], _GRAPH_NODE
             replays[block][rows] = call[rows]
         layers[block], phases[block], steps[block], hows[block] = layer, phase_of_range[phase], step, how
+        inner_ranges[block] = inner
 
     # in blocks, whose arrays stay in the CPU cache; NumPy's searches, which take most of the time, hold no GIL
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -110,7 +113,7 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
             pass
     if trace.info.evidence == HOW[_STRUCTURE]:
         hows[layers >= 0] = _STRUCTURE
-    return Attribution(ranges=ranges, layer_range=layers, phase=phases, step=steps, how=hows, replay=replays)
+    return Attribution(ranges, inner_ranges, layers, phases, steps, hows, replays)
 
 
 OWNER_COLUMNS: Mapping[str, Column] = {
@@ -205,8 +208,8 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
         layer=layer,
         phase=phase,
         step=pd.arrays.IntegerArray(step.astype(np.int64), attribution.step == NONE),
-        kernel_class=_categorical(operations.classes.code.astype(np.int64), list(CLASSES)),
-        how=_categorical(attribution.how.astype(np.int64), list(HOW)),
+        kernel_class=_categorical(operations.classes.code, list(CLASSES)),
+        how=_categorical(attribution.how, list(HOW)),
     )
 
 

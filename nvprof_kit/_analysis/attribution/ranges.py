@@ -300,6 +300,7 @@ class Owners(NamedTuple):
     """Who owns what happens on a thread at a time, shape ``(n,)`` each.
 
     Attributes:
+        range: The innermost range open there, or `NONE`.
         layer: The innermost layer range open there, or `NONE`.
         phase: The range that gives the phase: that of the layer, else the innermost phase range open there, else the
             one open on another thread of the process; or `NONE`.
@@ -307,6 +308,7 @@ class Owners(NamedTuple):
         is_elsewhere: Whether the phase is that of another thread.
     """
 
+    range: Int64Array
     layer: Int64Array
     phase: Int64Array
     step: Int64Array
@@ -340,7 +342,7 @@ class OwnerLookup:
         outside = np.flatnonzero(step == NONE)
         open_steps = self._steps.open_at(pid[outside], tid[outside], time[outside])
         step[outside] = np.append(self._ranges.step, NONE)[open_steps]
-        return Owners(layer, phase, step, is_elsewhere)
+        return Owners(inner, layer, phase, step, is_elsewhere)
 
 
 def steps_around(ranges: Ranges, range_rows: Int64Array) -> Int64Array:

@@ -23,6 +23,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -237,6 +238,7 @@ class Windows:
         step: Step number; 0 and unused outside steps.
         instance: The step instance, an index into `Ranges.steps`; `NONE` outside steps.
         start, end: In ns.
+        first_start, last_end: Of the operations of each step instance, `_LATEST` and `_EARLIEST` if it has none.
     """
 
     devices: tuple[Device, ...]
@@ -246,6 +248,8 @@ class Windows:
     instance: Int64Array
     start: Int64Array
     end: Int64Array
+    first_start: Int64Array
+    last_end: Int64Array
 
     @property
     def in_step(self) -> npt.NDArray[np.bool_]:
@@ -253,8 +257,14 @@ class Windows:
         return self.instance >= 0
 
 
+_WINDOWS: WeakKeyDictionary[Attribution, Windows] = WeakKeyDictionary()
+"""What `step_windows` found: the parts of an answer ask for the same."""
+
+
 def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     """Divide the time of every device into steps; a single window outside steps if the capture has none."""
+    if (known := _WINDOWS.get(attribution)) is not None:
+        return known
     ranges, step = attribution.ranges, attribution.step
     start, end = trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy()
     is_kernel = trace.ops["kind"].to_numpy() == OP_KINDS.index("kernel")
@@ -263,19 +273,25 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
     (pid, *of_instance), run = distinct_rows(ranges.pid[rows], ranges.step[rows])
     runs = (*of_instance, *_bounds(run.astype(np.int64), ranges.start[rows], ranges.whole_end[rows], len(pid)))
     devices, of_op = devices_of(trace)
+    first_start, last_end = _bounds(rows[:0], start[:0], end[:0], len(ranges.steps))
     windows = []
     for number, device in enumerate(devices):
         ops = np.flatnonzero(of_op == number) if len(devices) > 1 else slice(None)
-        of_device = {"start": start[ops], "end": end[ops], "step": step[ops], "is_kernel": is_kernel[ops]}
+        of_device: dict[str, Any] = {"start": start[ops], "end": end[ops], "step": step[ops]}
+        bounds = _bounds(step[ops], start[ops], end[ops], len(ranges.steps) + 1)  # the last are those of `NONE`
+        first_start, last_end = np.minimum(first_start, bounds[0][:-1]), np.maximum(last_end, bounds[1][:-1])
+        of_device |= {"is_kernel": is_kernel[ops], "first_start": bounds[0][:-1], "last_end": bounds[1][:-1]}
         windows.append(_device_windows([of[pid == device.pid] for of in runs], ranges, **of_device))
     nothing = np.zeros(0, dtype=np.int64)
     instance, window_start, window_end = (
         np.concatenate([nothing, *(columns[index] for columns in windows)]) for index in range(3)
     )
     device_of_window = np.repeat(np.arange(len(devices)), [len(columns[0]) for columns in windows])
-    return Windows(
-        devices, of_op, device_of_window, np.append(ranges.steps, 0)[instance], instance, window_start, window_end
+    number = np.append(ranges.steps, 0)[instance]
+    _WINDOWS[attribution] = Windows(
+        devices, of_op, device_of_window, number, instance, window_start, window_end, first_start, last_end
     )
+    return _WINDOWS[attribution]
 
 
 def _device_windows(
@@ -286,17 +302,18 @@ def _device_windows(
     end: Int64Array,
     step: Integers,
     is_kernel: npt.NDArray[np.bool_],
+    first_start: Int64Array,
+    last_end: Int64Array,
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Instance, start and end of the windows of a device, from the same of what its process ran, and from its
-    operations.
+    """Instance, start and end of the windows of a device, from the same of what its process ran, from the first start
+    and the last end of the operations of each instance, and from the operations.
     """
     instance, run_start, run_end = runs
-    first, last, inside = int(start.min()), int(end.max()), step >= 0
-    first_start, last_end = _bounds(step[inside], start[inside], end[inside], len(ranges.steps))
+    first, last = int(start.min()), int(end.max())
     step_end = np.maximum.accumulate(np.maximum(run_end, last_end[instance]))
     step_start = np.maximum(run_start, np.concatenate((run_start[:1], step_end[:-1])))
     # kernels of no step that began before its first operation
-    other = np.flatnonzero(~inside & is_kernel)
+    other = np.flatnonzero((step < 0) & is_kernel)
     other = other[np.argsort(start[other], kind="stable")]
     latest_end = np.concatenate(([_EARLIEST], np.maximum.accumulate(end[other])))
     before = latest_end[np.searchsorted(start[other], first_start, side="left")]
@@ -341,7 +358,11 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
         start and last end of its ranges and operations.
     """
     count = len(attribution.ranges.steps)
-    start, end, device, instance = _ops_in_steps(trace, attribution)
+    is_inside = attribution.step >= 0
+    inside: Any = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
+    columns = (*(trace.ops[name].to_numpy() for name in ("start_ns", "end_ns")), devices_of(trace)[1])
+    start, end, device = (column[inside] for column in columns)
+    instance = attribution.step[inside].astype(np.int64)
     sums = {
         "gpu_ns": exact_sums(instance, end - start, count),
         "busy_ns": union_lengths(start, end, device, instance, count),
@@ -350,27 +371,18 @@ def step_times(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     return times[["step", "range_ns", *sums, "span_ns", "wall_ns", "start_ns", "end_ns"]]
 
 
-def _ops_in_steps(trace: Trace, attribution: Attribution) -> tuple[Int64Array, ...]:
-    """Start, end, device and step instance of the operations in steps."""
-    is_inside = attribution.step >= 0
-    inside: Any = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
-    columns = (*(trace.ops[name].to_numpy() for name in ("start_ns", "end_ns")), devices_of(trace)[1])
-    return *(column[inside] for column in columns), attribution.step[inside].astype(np.int64)
-
-
 def _step_spans(trace: Trace, attribution: Attribution) -> pd.DataFrame:
     """The columns of `step_times` that are no sums of operations."""
     import pandas as pd
 
     count, ranges = len(attribution.ranges.steps), attribution.ranges
-    start, end, _, instance = _ops_in_steps(trace, attribution)
     rows = np.flatnonzero(ranges.step >= 0)  # those of an instance overlap if several processes run it
     starts, ends = _bounds(ranges.step[rows], ranges.start[rows], ranges.end[rows], count)
-    first, last = _bounds(instance, start, end, count)
-    ran = np.bincount(instance, minlength=count) > 0
+    windows = step_windows(trace, attribution)
+    first, last = windows.first_start, windows.last_end
+    ran = first < _LATEST
     walls = ends - starts
     if count and len(trace.ops):
-        windows = step_windows(trace, attribution)
         in_steps = np.flatnonzero(windows.in_step)
         walls = np.zeros(count, dtype=np.int64)
         np.maximum.at(walls, windows.instance[in_steps], (windows.end - windows.start)[in_steps])

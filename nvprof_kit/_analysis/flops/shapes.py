@@ -383,7 +383,7 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
         names = frame["name"].cat.categories
         kind = np.array([_kind(str(name)) for name in names], dtype=object)[frame["name"].cat.codes.to_numpy()]
         frame, kind = frame[kind != ""], kind[kind != ""]
-        _, inner, step, _ = OwnerLookup(ranges).at(*(frame[name].to_numpy() for name in ("pid", "tid", "start_ns")))
+        _, _, inner, step, _ = OwnerLookup(ranges).at(*(frame[name].to_numpy() for name in ("pid", "tid", "start_ns")))
         is_in_step = np.append(choice.shown, not len(choice.shown))[step]
         calls = [_Call.parse(text) for text in frame["arguments"].cat.categories]
         widths: dict[int, int] = {}

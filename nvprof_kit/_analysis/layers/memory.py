@@ -129,7 +129,7 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
         on_device = allocations[allocations["kind"].isin(_ON_DEVICE)]
         early = (on_device["tid"] == NONE) & (on_device["time_ns"] <= 0)
         before, later = int(on_device["bytes"][early].sum()), on_device[~early]
-        _, owner, step, _ = OwnerLookup(ranges).at(*(later[name].to_numpy() for name in ("pid", "tid", "call_ns")))
+        _, _, owner, step, _ = OwnerLookup(ranges).at(*(later[name].to_numpy() for name in ("pid", "tid", "call_ns")))
         row = np.append(cells.of_range, cells.of_phase[ranges.phases.index(NO_PHASE)])[owner]
         count = later["bytes"].to_numpy()
         amounts = pd.DataFrame({"cuda_alloc_bytes": np.maximum(count, 0), "cuda_free_bytes": np.maximum(-count, 0)})
