@@ -53,7 +53,7 @@ RULES: Mapping[str, Rule] = {
     "small-kernels": Rule(gpu_rules.small_kernels),
     "unfused-chains": Rule(gpu_rules.unfused_chains, 0.02),
     "tensor-copies": Rule(gpu_rules.tensor_copies),
-    "fp32-gemms": Rule(gpu_rules.fp32_gemms, 0.01),
+    "fp32-gemms": Rule(gpu_rules.fp32_gemms, gpu_rules.FP32_SHARE),
     "double-precision": Rule(gpu_rules.double_precision, 0.01),
     "unfused-attention": Rule(gpu_rules.unfused_attention, 0.02),
     "logits": Rule(gpu_rules.logits_of_all_tokens, 0.02),

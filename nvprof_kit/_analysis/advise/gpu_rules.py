@@ -44,7 +44,7 @@ NEW_TOKENS_TIMES = 4
 """Copies of new tokens take less than so many times as long as the usual light kernel, of a cache longer."""
 OPTIMIZER_KERNELS, RECOMPUTE_SHARE = 150, 0.05
 OUTLIER, SIBLINGS = 1.2, 4
-COPIES_SHARE = 0.02
+COPIES_SHARE, FP32_SHARE = 0.02, 0.01
 LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
 
 _FP32 = re.compile(
@@ -72,7 +72,7 @@ def copies(program: Program) -> Iterator[Finding]:
     """
     rows, ops = program.times.copies, program.ops
     moves = ops[ops["kind"].isin((OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
-    moves = moves.assign(copy=moves["name"].astype(str), memory=moves["host_memory"].astype(str))
+    moves = moves.rename(columns={"name": "copy", "host_memory": "memory"})
     blocks = (rows["memory"] == "pageable") | (rows["blocking"] > 0)
     gaps, waits = program.gaps_at_copies, program.times.waits
     host_ns = int(gaps["idle_ns"].sum())
@@ -172,10 +172,12 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     Saves: All but one pass over memory, and what the GPU waits for their launches.
     """
     chains = program.chains.assign(saved_ns=lambda chains: chains["cost_ns"] * (1 - 1 / chains["length"]))
-    by_block: Any = chains.groupby(["block_kind", "block"], observed=True)["saved_ns"].sum()
+    place, index = placed(chains, ("block_kind", "block"))
+    saved_ns = pd.Series(np.bincount(place, chains["saved_ns"], len(index)), index)
+    by_block: Any = saved_ns[np.bincount(place, minlength=len(index)) > 0]
     outliers = [
         block
-        for _, times in by_block.groupby(level=0, observed=True)
+        for _, times in by_block.groupby(level=0)
         for (_, block), ns in times.items()
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
@@ -241,6 +243,8 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
         is_light = kernels["kernel_class"].isin(("elementwise", "norm"))
         is_copy &= kernels["ns"] > NEW_TOKENS_TIMES * max(FEW_TOKENS_NS, kernels["ns"][is_light].median())
     copies = kernels[is_copy]
+    if copies["cost_ns"].sum() < COPIES_SHARE * program.wall_ns:
+        return
     for explained in (program.chains, program.score_kernels, program.mask_kernels):
         copies = copies[~copies.index.isin(explained.index)]
     for _, same in copies.groupby("layer_kind", observed=True):
@@ -280,6 +284,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = ops.loc[is_cast, ["start_ns", "end_ns", "lane", "call_of_layer"]]
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
+    if busy_ns + cast_ns < FP32_SHARE * program.wall_ns:
+        return
     is_of_memory = program.mode == "decode" or 2 * cast_ns > busy_ns
     keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if is_of_memory else 7 / 8
     times = ops.loc[is_product, [*keys, "ns"]]

@@ -183,11 +183,11 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
 
     Saves: What it waits longer.
     """
-    gaps, steps = program.gaps, program.steps.index
-    gaps = gaps[gaps["cause"].isin(("launch", "off_cpu")) & (gaps["layer"] != NO_LAYER)]
+    gaps, steps, keys = program.gaps, program.steps.index, ["layer", "phase"]
+    is_late = gaps["cause"].isin(("launch", "off_cpu")) & (gaps["layer"] != NO_LAYER)
+    gaps = gaps.loc[is_late, [*keys, "window", "start_ns", "idle_ns"]]
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return
-    keys = ["layer", "phase"]
     by_step = gaps.groupby([*keys, "window"], observed=True)["idle_ns"].sum().unstack(fill_value=0)
     usual = by_step.reindex(columns=steps, fill_value=0).median(axis=1).reset_index(name="ns")
     (place, index), unknown = placed(program.ops), np.iinfo(np.int64).max

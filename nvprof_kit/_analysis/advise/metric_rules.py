@@ -10,6 +10,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.advise.program import Program, share
 from nvprof_kit._analysis.attribution.attribution import Operations
+from nvprof_kit._analysis.attribution.steps import devices_of
 from nvprof_kit._analysis.layers.tree import with_ancestors
 from nvprof_kit._analysis.metrics import metrics
 from nvprof_kit._findings import Finding
@@ -86,12 +87,12 @@ def clocks(program: Program) -> Iterator[Finding]:
     if median_ns.shape[1] < 2 or len(median_ns) < COMMON_KERNELS:
         return
     ratio = median_ns.div(median_ns.median(axis=1), axis=0)
-    slowest, slower = ratio.median().idxmax(), float(ratio.median().max())
+    slowest, slower = int(str(ratio.median().idxmax())), float(ratio.median().max())
     # nearly all of its kernels are slower, not a few with other shapes
     if slower < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
         return
     kernels = kernels[kernels["lane"] == slowest]
-    device = int(kernels["device"].iloc[0])
+    device = devices_of(program.trace)[0][slowest].device
     evidence = (
         f"GPU {device} takes {100 * (slower - 1):.1f} % longer than the median GPU for the same {len(median_ns)} "
         "matrix product and attention kernels"
@@ -112,7 +113,8 @@ def _falling_clock(program: Program, device: int) -> Iterator[Finding]:
     rows = samples[samples["device"] == device]
     metric = rows["metric"].astype(str)
     clock = rows[metric.str.match(r"(?i)(GPC|SM|Graphics) Clock")].sort_values("time_ns")
-    ops = program.ops[program.ops["device"] == device]
+    lanes = [lane for lane, gpu in enumerate(devices_of(program.trace)[0]) if gpu.device == device]
+    ops = program.ops[program.ops["lane"].isin(lanes)]
     begun, ended = (
         np.searchsorted(np.sort(ops[name]), clock["time_ns"], side="right") for name in ("start_ns", "end_ns")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +13,13 @@ import pandas as pd
 
 from nvprof_kit._analysis.advise.replay import LAUNCH_NS, Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, median, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import NO_LAYER
 
@@ -47,7 +49,7 @@ STEPS_TO_JUDGE = 4
 _RUN_COLUMNS = [
     *("name", "start_ns", "end_ns", "ns", "cost_ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind"),
 ]
-OP_COLUMNS = ["kind", "name", "device", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
+OP_COLUMNS = ["kind", "name", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 
 MANY_PARAMETERS = re.compile("multi_tensor_apply")
 
@@ -149,17 +151,22 @@ class Program(Operations):
         return ops
 
     @cached_property
+    def by_start(self) -> Int64Array:
+        """The positions of `ops` by their start."""
+        return np.argsort(self.ops["start_ns"].to_numpy(), kind="stable")
+
+    @cached_property
     def launch_ns(self) -> tuple[int, int]:
         """By how much the profiler makes a kernel's launch longer, and the host's usual time from one to the next."""
         calls = self.trace.calls
         if calls is None or len(rows := np.flatnonzero(matching(calls["name"], _KERNEL_LAUNCH))) < 2:
             return 0, 0
         tid, start, end = (times[rows] for times in (self.host.tid, self.host.start, self.host.launched))
-        longer_ns = max(int(np.median(end - start)) - LAUNCH_NS, 0)
+        longer_ns = max(int(median(end - start)) - LAUNCH_NS, 0)
         order = np.lexsort((start, tid))
         between_ns = np.diff(start[order], prepend=start[order[0]])
         between_ns[1:] *= np.diff(tid[order]) == 0
-        return longer_ns, max(int(np.median(between_ns)) - longer_ns, 0)
+        return longer_ns, max(int(median(between_ns)) - longer_ns, 0)
 
     @cached_property
     def replays(self) -> list[tuple[Replay, pd.Index[int]]]:
@@ -167,7 +174,8 @@ class Program(Operations):
         host, devices, steps = self.host, devices_of(self.trace)[0], self.times.steps
         replays = []
         for lane, gpu in enumerate(devices):
-            ops = self.ops.loc[self.ops["lane"] == lane, ["start_ns", "end_ns"]].sort_values("start_ns", kind="stable")
+            rows = self.by_start[self.ops["lane"].to_numpy()[self.by_start] == lane]
+            ops = self.ops[["start_ns", "end_ns"]].iloc[rows]
             if (host.of_op[ops.index.to_numpy()] < 0).all():
                 continue
             of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
@@ -300,7 +308,9 @@ class Program(Operations):
     @cached_property
     def gaps(self) -> pd.DataFrame:
         """The idle gaps in these steps; see `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`."""
-        return self.times.gaps[self.times.gaps["window"].isin(self.steps.index)]
+        is_step = np.append(self.times.steps.index.isin(self.steps.index), False)
+        gaps: pd.DataFrame = self.times.gaps[is_step[self.times.gaps["window"].to_numpy()]]
+        return gaps
 
     @cached_property
     def gaps_at_copies(self) -> pd.DataFrame:
@@ -359,7 +369,7 @@ class Program(Operations):
         `window`; and `follows`: whether the next wait is at the same place, with nothing but work of that place
         between them.
         """
-        gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
+        gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].iloc[self.by_start]
         waits = self.times.waits.drop(self.waiting_launches.index)
         waits = waits[~waits["gap"].isin(self.gaps_at_copies.index)]
         waits = waits.astype({"layer": str, "phase": str, "call": str})
@@ -439,7 +449,8 @@ class Program(Operations):
         """Whether all steps run nearly as many operations for nearly as long: only a disturbed host tells their times
         apart.
         """
-        ops_of_step = self.ops.groupby("step").size()
+        steps = np.asarray(self.ops["step"].dropna(), dtype=np.int64)
+        ops_of_step = np.bincount(distinct(steps)[1])
         compute_ns = self.steps.groupby(["process", "device"])["compute_ns"]
         return bool(
             len(ops_of_step)
@@ -524,11 +535,11 @@ def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
     return str(rows["layer"].iloc[first]), str(rows["phase"].iloc[first])
 
 
-def placed(rows: pd.DataFrame) -> tuple[Int64Array, pd.MultiIndex]:
+def placed(rows: pd.DataFrame, keys: Sequence[str] = ("layer", "phase")) -> tuple[Int64Array, pd.MultiIndex]:
     """The layer and phase of each row, a position in the index of all that there can be, in order."""
-    layer, phase = (rows[name].astype("category").cat for name in ("layer", "phase"))
-    place = layer.codes.to_numpy(np.int64) * len(phase.categories) + phase.codes.to_numpy()
-    return place, pd.MultiIndex.from_product([layer.categories, phase.categories], names=["layer", "phase"])
+    first, second = (rows[name].astype("category").cat for name in keys)
+    place = first.codes.to_numpy(np.int64) * len(second.categories) + second.codes.to_numpy()
+    return place, pd.MultiIndex.from_product([first.categories, second.categories], names=[*keys])
 
 
 def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:
@@ -539,7 +550,7 @@ def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:
 def matching(names: pd.Series[Any], pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
     """Which of these categorical names contain a pattern."""
     matches = np.array([*(bool(pattern.search(str(name))) for name in names.cat.categories), False])
-    return matches[names.cat.codes.to_numpy()]
+    return matches.take(names.cat.codes.to_numpy()) if matches.any() else np.zeros(len(names), dtype=bool)
 
 
 def ms(ns: float) -> str:

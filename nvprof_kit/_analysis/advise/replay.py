@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, median
 from nvprof_kit._analysis.breakdown.host import START_NS, HostCalls
 
 if TYPE_CHECKING:
@@ -67,8 +67,13 @@ class Replay:
         self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
         self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
-        launch = np.searchsorted(call_start, host.start[call] - self._origin, side="right") - 1
-        self._launch = np.where(call >= 0, launch, -1)
+        positions = np.full(len(host.start), NONE, dtype=np.int64)
+        positions[self.calls[~is_wait]] = np.flatnonzero(~is_wait)
+        self._launch = positions[call]
+        nested = np.flatnonzero((self._launch < 0) & (call >= 0))  # launched by a call inside another one
+        launch = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
+        self._launch[nested] = launch
+        del positions
         self._time_operations(start, end, launched=np.append(call_end, -np.inf)[self._launch])
         # each wait waits for the last operation that is launched before it and ends before it returns
         self._waits_before = np.searchsorted(self._waits, self._launch).astype(np.int32)  # the launch of an operation
@@ -89,7 +94,7 @@ class Replay:
         times: Times = np.diff(self._moments_ns).reshape(-1, 2)
         before_ns, inside_ns = times.T
         launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
-        launch_ns = int(np.median(launches_ns)) if len(launches_ns) else 0
+        launch_ns = int(median(launches_ns)) if len(launches_ns) else 0
         added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)
         before_ns[:] = np.maximum(before_ns - added_ns * calls_between, 0)
         inside_ns[:] = np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3))
@@ -105,10 +110,10 @@ class Replay:
         free = np.maximum.accumulate(np.append(start[:1], end[:-1]))  # when those before each are done
         is_late = launched > free
         busy_ns = np.maximum(end - np.maximum(free, start), 0)  # those that overlap count once
-        usual_ns = float(np.median((start - launched)[is_late])) if is_late.any() else 0.0
+        usual_ns = median((start - launched)[is_late]) if is_late.any() else 0.0
         start_ns = np.where(is_late, start - launched, min(usual_ns, START_NS))
         idle_ns = np.clip(start - free, 0, None)
-        usual_ns = float(np.median(idle_ns[~is_late])) if not is_late.all() else 0.0
+        usual_ns = median(idle_ns[~is_late]) if not is_late.all() else 0.0
         gap_ns = np.where(is_late, np.minimum(idle_ns, min(usual_ns, START_NS)), idle_ns)
         gap_ns[(self._launch >= 0) & ~is_late & (idle_ns > ASLEEP_NS)] = START_NS
         self.gpu_ns = float(busy_ns.sum() + gap_ns.sum())
@@ -142,16 +147,17 @@ class Replay:
             vanished_ns = np.cumsum(intervals[1] - intervals[0])
             edges, until_edge_ns = np.column_stack(intervals).ravel(), np.append(0, vanished_ns.repeat(2)[:-1])
             until_ns = np.interp(self._moments_ns, edges - self._origin, until_edge_ns)
-            length_ns, gone_ns = (np.diff(edge_ns).reshape(-1, 2) for edge_ns in (self._moments_ns, until_ns))
-            times = times * (length_ns - gone_ns)
-            times /= np.maximum(length_ns, 1)
+            length_ns, left_ns = np.diff(self._moments_ns), np.diff(until_ns)
+            np.subtract(length_ns, left_ns, out=left_ns)
+            times = times * left_ns.reshape(-1, 2)
+            times /= np.maximum(length_ns, 1, out=length_ns).reshape(-1, 2)
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         host_ns = times[:, 0] + times[:, 1]
         host_ns[reads] = 0
         np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
-        waits_ns, returns_ns, gone = (
-            column[self._waits].tolist() for column in (np.where(reads, 0, times[:, 1]), host_ns, is_gone)
-        )
+        waits = self._waits
+        columns = np.where(reads[waits], 0, times[waits, 1]), host_ns[waits], is_gone[waits]
+        waits_ns, returns_ns, gone = (column.tolist() for column in columns)
         delay_ns = np.zeros(len(self._waits) + 1)  # by how much the waits up to each delay the host
         # by how much later than back to back each operation ends: for its launch, then also for those before it
         late_ns, planned = host_ns[self._launch], self._back_to_back_ns

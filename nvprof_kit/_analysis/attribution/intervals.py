@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.joins import distinct, distinct_rows
+from nvprof_kit._trace.joins import distinct, distinct_rows, few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,14 +67,12 @@ class Nesting:
         if not len(self.change):  # no range of nonzero length
             return np.full(len(tid), NONE, dtype=np.int64)
         thread = np.searchsorted(self.threads, tid)
-        has_ranges = self.threads[np.minimum(thread, len(self.threads) - 1)] == tid
-        # a time before the first or after the last range has no range here and must not reach into another thread's
-        # lane
-        line = self.line
-        inside = has_ranges & (time >= line.origin) & (time < line.origin + line.span)
-        change = np.searchsorted(self.change, line.at(thread, time), side="right") - 1
-        owner = self.owner[change]
-        owner[~inside | (change < 0)] = NONE
+        np.minimum(thread, len(self.threads) - 1, out=thread)
+        has_ranges = self.threads[thread] == tid
+        # nothing is open at the end of a lane: there is every time outside it, before it at the end of the lane before
+        position = self.line.at(thread, self.line.clamp(time, before=1))
+        owner = self.owner[np.searchsorted(self.change, position, side="right") - 1]
+        owner[~has_ranges] = NONE
         return owner
 
     def changes(self) -> tuple[Int64Array, Int64Array]:
@@ -95,7 +93,8 @@ def nest(start: Int64Array, end: Int64Array, tid: Int64Array, *, shorten: bool =
         tid: Thread keys, shape ``(n,)``.
         shorten: Whether to end a range with its parent if it outlasts it, as by rounded times, instead.
     """
-    threads, thread = np.unique(tid, return_inverse=True)
+    threads = few(tid)
+    thread = np.searchsorted(threads, tid)
     line = Line.over((start,), (end,), beyond=2)
     starts, finishes = line.at(thread, start), line.at(thread, end)
     order = np.lexsort((-finishes, starts))
@@ -271,10 +270,10 @@ class Line:
         Raises:
             OverflowError: There are too many lanes for this time span.
         """
-        if not self.fits(lane):
-            raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
         if not lane.any():
             return time - self.origin
+        if not self.fits(lane):
+            raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
         return lane * self.span + (time - self.origin)
 
     def clamp(self, time: Int64Array, before: int = 0) -> Int64Array:
@@ -346,6 +345,14 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
 def exact_sums(group: npt.NDArray[np.integer[Any]], values: Int64Array, groups: int) -> Int64Array:
     """Sums of integers by group, exact up to 2**53 per group (104 days in ns)."""
     return np.bincount(group, weights=values, minlength=groups).astype(np.int64)
+
+
+def median(values: npt.NDArray[Any]) -> float:
+    """The median of one number or more, as from `numpy.median`, which takes several times as long for many."""
+    middle = len(values) // 2
+    parted = np.partition(values, middle)
+    above = float(parted[middle])
+    return above if len(values) % 2 else (float(parted[:middle].max()) + above) / 2
 
 
 def sums_by(keys: Sequence[Integers], values: Iterable[Int64Array]) -> tuple[list[Int64Array], list[Int64Array]]:

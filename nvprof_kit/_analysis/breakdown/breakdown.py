@@ -44,6 +44,7 @@ from nvprof_kit._analysis.breakdown.transfers import (
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._analysis.layers.fold import Views
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 
@@ -286,12 +287,16 @@ def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.Da
     keys = ["cause", *PLACE]
     place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])
     assert place_code is not None, "a program has few names"
-    groups = parts["idle_ns"][is_counted].groupby(place_code[is_counted], sort=False)
-    table = groups.agg(gaps="size", idle_ns="sum", longest="idxmax").reset_index()
-    table["longest_ns"] = parts["idle_ns"].to_numpy()[table["longest"].to_numpy(dtype=np.int64)]
+    rows, (codes, place) = np.flatnonzero(is_counted), distinct(place_code[is_counted])
+    idle_ns, longest_ns = parts["idle_ns"].to_numpy()[rows], np.zeros(len(codes), dtype=np.int64)
+    np.maximum.at(longest_ns, place, idle_ns)
+    is_longest = idle_ns == longest_ns[place]
+    first = rows[is_longest][np.unique(place[is_longest], return_index=True)[1]]
+    sums = {"gaps": np.bincount(place, minlength=len(codes)), "idle_ns": exact_sums(place, idle_ns, len(codes))}
+    table = pd.DataFrame({**sums, "longest": first, "longest_ns": longest_ns})
     order = ["idle_ns", "longest_ns", "longest"]
     table = table.sort_values(order, ascending=[False, False, True], ignore_index=True)
-    longest = parts.iloc[table["longest"].to_numpy(dtype=np.int64)]
+    longest = parts.iloc[table["longest"].to_numpy()]
     table["longest_at_ns"] = longest["start_ns"].to_numpy()
     for name in keys:
         table[name] = longest[name].astype(object).fillna("").astype(str).to_numpy()

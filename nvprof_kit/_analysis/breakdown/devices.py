@@ -81,8 +81,9 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
         state_ns += exact_sums(window * 4 + state, length, 4 * count)
         comm += exact_sums(window[runs[1]], length[runs[1]], count)
         copy += exact_sums(window[runs[2]], length[runs[2]], count)
-        is_idle = state == IDLE
-        gaps.append((window[is_idle], start[is_idle], (start + length)[is_idle]))
+        idle_rows = np.flatnonzero(state == IDLE)
+        gap_start = start[idle_rows]
+        gaps.append((window[idle_rows], gap_start, gap_start + length[idle_rows]))
     columns = (np.concatenate(column) for column in zip(*gaps, strict=True))
     return Activity(state_ns.reshape(count, 4), comm, copy, sort, Gaps(*columns))
 
@@ -181,7 +182,8 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     Raises:
         AssertionError: The parts of a gap do not add up to it: a bug in this package.
     """
-    call, is_graph = _following(trace, windows, gaps, host)
+    op, call, is_graph = _following(trace, windows, gaps, host)
+    launch_range = np.where(call == NONE, NONE, attribution.launch_range[op])
     until = np.where(call == NONE, gaps.start, np.clip(host.end[call], gaps.start, gaps.end))
     launching, waiting = until > gaps.start, (call != NONE) & (gaps.end - until >= LONG_NS)
     starts = np.concatenate((gaps.start[launching], gaps.start[waiting]))
@@ -195,6 +197,7 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     for low in range(0, max(len(call), 1), _GAPS):
         rows = slice(low, low + _GAPS)
         columns = {"start": gaps.start, "end": gaps.end, "call": call, "is_graph": is_graph, "until": until}
+        columns["launch_range"] = launch_range
         block = {name: values[rows] for name, values in columns.items()}
         block |= {"pid": pid[gaps.window[rows]], "tid": host.tid[block["call"]]}
         splits.append(_split(block, on_host, layers.codes, phases.codes))
@@ -216,7 +219,8 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
         {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, copy=False
     )
     of_gap, idle_ns = parts["gap"].to_numpy(), parts["idle_ns"].to_numpy()  # by gap
-    largest_ns = np.maximum.reduceat(idle_ns, np.flatnonzero(np.diff(of_gap, prepend=-1)))
+    largest_ns = np.zeros(len(gap_table), dtype=np.int64)
+    np.maximum.at(largest_ns, of_gap, idle_ns)
     largest = np.flatnonzero(idle_ns == largest_ns[of_gap])
     largest = largest[np.diff(of_gap[largest], prepend=-1) > 0]  # of equals, the first
     for name in ("cause", *PLACE):
@@ -237,7 +241,7 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
         layers: The layer of each range.
         phases: Its phase.
     """
-    host, functions, innermost_range = on_host.host, on_host.functions, on_host.ranges.nesting.innermost
+    host, functions = on_host.host, on_host.functions
     start, end, until, tid = (gaps[name] for name in ("start", "end", "until", "tid"))
     launching = np.flatnonzero(until > start)
     # of what the launching thread did as the gap began: a wait for the device makes it late for as long
@@ -257,31 +261,32 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     if functions is not None:  # outside calls, operators and layers
         function = functions.at(pieces.tid, pieces.start, (end - start)[pieces.interval])
         function[(pieces.call != NONE) | on_host.in_layer[pieces.range]] = NONE
-    operator = on_host.operator[pieces.call]
-    operator = np.where(operator == NONE, NONE, host.name[operator].astype(np.int64))
-    operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
+    operator = on_host.operator_name[pieces.call]
+    if functions is not None:
+        operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
     cause = _causes(gaps, pieces, on_host, function)
     queued = np.flatnonzero(until < end)
     call, launcher = gaps["call"][queued], tid[queued]
     # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
-    copy = np.full(len(queued), NONE)
     rows = np.flatnonzero((call != NONE) & ((end - until)[queued] >= LONG_NS))
     middle = ((until + end) // 2)[queued[rows]]
-    copy[rows] = on_host.rows[on_host.calls.innermost(launcher[rows], middle)]
+    copy = on_host.rows[on_host.calls.innermost(launcher[rows], middle)]
     is_copy = host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
-    cases = [is_copy, call == NONE, gaps["is_graph"][queued]]
-    of_queued = np.select(cases, [CODE[name] for name in ("sync", "other", "graph")], CODE["queued"])
-    in_call = np.concatenate((on_host.rows[pieces.call], np.where(is_copy, copy, NONE)))
-    range_ = np.concatenate((pieces.range, innermost_range(launcher, host.start[call])))
+    of_queued = np.where(gaps["is_graph"][queued], CODE["graph"], CODE["queued"]).astype(np.int8)
+    of_queued[call == NONE] = CODE["other"]
+    of_queued[rows[is_copy]] = CODE["sync"]
+    in_copy = np.full(len(queued), NONE, dtype=host.name.dtype)
+    in_copy[rows[is_copy]] = host.name[copy[is_copy]]
+    range_ = np.concatenate((pieces.range, gaps["launch_range"][queued]))
     starts = np.concatenate((pieces.start, until[queued]))
     idle_ns = np.concatenate((pieces.end, end[queued])) - starts
     keys: Table = {
         "gap": np.concatenate((pieces.interval, queued)),
-        "cause": np.concatenate((cause, of_queued)).astype(np.int8),
+        "cause": np.concatenate((cause.astype(np.int8), of_queued)),
         "layer": layers[range_],
         "phase": phases[range_],
-        "operator": np.concatenate((operator, np.full(len(queued), NONE))),
-        "call": np.where((in_call != NONE) & ~host.operator[in_call], host.name[in_call], NONE),
+        "operator": np.concatenate((operator, np.full(len(queued), NONE, dtype=operator.dtype))),
+        "call": np.concatenate((on_host.call_name[pieces.call], in_copy)),
     }
     if not np.array_equal(exact_sums(keys["gap"], idle_ns, len(start)), end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
@@ -336,9 +341,11 @@ def _causes(gaps: Table, pieces: Pieces, on_host: HostActivity, function: Int64A
     return np.select([case for case, _ in cases], [cause for _, cause in cases], CODE["unknown"])
 
 
-def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-    """The call that launched what ends each gap, or `NONE`, and whether that is the replay of a CUDA graph after
-    another replay.
+def _following(
+    trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls
+) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
+    """The operation that ends each gap and the call that launched it, or `NONE`, and whether it is the replay of a CUDA
+    graph after another replay.
     """
     call = np.append(host.of_op, NONE)
     start = trace.ops["start_ns"].to_numpy()
@@ -354,4 +361,4 @@ def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> t
     )
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     is_graph = np.append(is_graph, False)
-    return call[op], is_graph[op] & is_graph[before] & (call[op] != call[before])
+    return op, call[op], is_graph[op] & is_graph[before] & (call[op] != call[before])

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,21 +68,20 @@ class HostCalls:
         self.names: list[str] = [*map(str, frame["name"].cat.categories), ""]
         narrow = np.int16 if len(self.names) <= np.iinfo(np.int16).max else np.int32
         self.name = np.append(frame["name"].cat.codes.to_numpy().astype(narrow), narrow(len(self.names) - 1))
-        threads = frame[["tid", "pid"]].drop_duplicates("tid")
-        self.threads: dict[int, int] = dict(threads.itertuples(index=False, name=None))
+        switches = np.flatnonzero(self.tid[:-1] != self.tid[1:])  # the last call of a thread before one of another
+        tids, first = np.unique(self.tid[switches], return_index=True)
+        self.threads: dict[int, int] = dict(zip(tids.tolist(), self.pid[switches[first]].tolist(), strict=True))
 
     def named(self, pattern: str, calls: Int64Array | slice = slice(None)) -> npt.NDArray[np.bool_]:
         """Which calls have a name that matches a regular expression, in any case; all calls by default."""
         matches = np.array([bool(re.search(pattern, name, re.I)) for name in self.names])
-        of_calls: npt.NDArray[np.bool_] = matches[self.name[calls]]
+        of_calls: npt.NDArray[np.bool_] = matches.take(self.name[calls])
         return of_calls
 
     @cached_property
     def of_op(self) -> Int64Array:
         """The call that launched each operation, or `NONE`, shape ``(n,)``."""
-        correlation = self._ops["correlation"].to_numpy()
-        launches = np.isin(self._correlation, correlation[correlation >= 0])
-        rows = np.flatnonzero(launches & ~(self.overhead | self.operator)[:-1])
+        rows = np.flatnonzero((self._correlation >= 0) & ~(self.overhead | self.operator)[:-1])
         calls = {"pid": self.pid[rows], "correlation": self._correlation[rows], "start_ns": self.start[rows]}
         return np.append(rows, NONE)[launching_calls(calls, self._ops)]
 
@@ -133,9 +132,11 @@ class HostCalls:
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
-        calls = rows[(self.pid[rows] == pid) & ~(self.overhead | self.operator | self.system)[rows]]
-        ordered: Int64Array = calls[np.argsort(self.start[calls], kind="stable")]
-        return ordered
+        is_chosen = np.zeros(len(self.start), dtype=bool)
+        is_chosen[rows] = True
+        calls = np.flatnonzero(is_chosen & (self.pid == pid) & ~(self.overhead | self.operator | self.system))
+        starts = self.start[calls]
+        return calls if (starts[1:] >= starts[:-1]).all() else calls[np.argsort(starts, kind="stable")]
 
 
 CAUSES: Mapping[str, str] = {
@@ -307,7 +308,8 @@ class HostActivity:
         self.in_phase = self.in_layer | np.append(ranges.phase_range >= 0, False)
         frames = trace.frames if with_functions else None
         self.functions = Functions(frames) if frames is not None and len(frames) else None
-        overhead = np.flatnonzero(host.overhead & ~host.named(_LOADING_OVERHEAD))
+        overhead = np.flatnonzero(host.overhead)
+        overhead = overhead[~host.named(_LOADING_OVERHEAD, overhead)]
         overhead = overhead[touches((starts, ends), host.start[overhead], host.end[overhead])]
         self.profiler = Cover(host.pid[overhead], host.start[overhead], host.end[overhead])
         tid, *loading = self._loading(np.flatnonzero(cause == CODE["loading"]))
@@ -337,6 +339,17 @@ class HostActivity:
             pid: (np.append(rows, NONE), host.start[rows], _sorted_moments([host.start[rows], host.end[rows]]))
             for pid, rows in calls.items()
         }
+
+    @cached_property
+    def operator_name(self) -> npt.NDArray[np.integer[Any]]:
+        """The name of the nearest operator of each call and operator, an index into those of `host`, or `NONE`."""
+        return np.where(self.operator == NONE, NONE, self.host.name[self.operator])
+
+    @cached_property
+    def call_name(self) -> npt.NDArray[np.integer[Any]]:
+        """The name of each call, likewise; `NONE` for operators."""
+        is_call = (self.rows != NONE) & ~self.host.operator[self.rows]
+        return np.where(is_call, self.host.name[self.rows], NONE)
 
     def pieces(self, pid: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
         """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
@@ -434,7 +447,8 @@ class HostActivity:
         """
         host, ranges = self.host, self.ranges
         # what is recorded as profiler overhead is on each thread in a call at its start
-        noted = np.flatnonzero(host.overhead & host.named(_LOADING_OVERHEAD))
+        noted = np.flatnonzero(host.overhead)
+        noted = noted[host.named(_LOADING_OVERHEAD, noted)]
         thread, overhead = (side.ravel() for side in np.meshgrid(self.calls.threads, noted, indexing="ij"))
         is_in_call = self.calls.innermost(thread, host.start[overhead]) != NONE
         calls = np.concatenate((self.rows[positions], overhead[is_in_call]))

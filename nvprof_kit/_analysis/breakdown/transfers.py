@@ -22,6 +22,7 @@ from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
@@ -181,7 +182,7 @@ def copy_table(
     (gpus, codes), pair = distinct_rows(frame["device"].to_numpy(), np.asarray(frame["copy"].cat.codes, np.int64))
     copies = frame["copy"].cat.categories[codes]
     links = [link_of(trace.info.gpu_name(gpu), str(copy)) for gpu, copy in zip(gpus.tolist(), copies, strict=True)]
-    frame["link"] = np.array([link.name for link in links], dtype=object)[pair]
+    frame["link"] = labels(pair, [link.name for link in links])
     frame["at_peak_ns"] = frame["bytes"] / np.array([link.gb_per_s for link in links], dtype=np.float64)[pair]
     frame["blocking"] = host.waits[host.of_op[rows]] | (frame["memory"] == "pageable")
     groups = frame.groupby(["copy", "memory", "layer", "phase"], observed=True, sort=False)
@@ -194,7 +195,7 @@ def copy_table(
 
 def _transfers(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
     layer, phase = attribution.owners
-    ops = trace.ops.iloc[rows]
+    ops = trace.ops[["device", "start_ns", "end_ns", "bytes"]].iloc[rows]
     columns: dict[str, Any] = {"layer": layer[rows], "phase": phase[rows], "ops": 1}
     return ops[["device"]].assign(
         **columns, gpu_ns=ops["end_ns"] - ops["start_ns"], exposed_ns=bare[rows], bytes=ops["bytes"].clip(lower=0)
