@@ -244,10 +244,10 @@ def page_table(frame: pd.DataFrame, columns: Columns, name: str, title: str, abo
         "name": name,
         "title": title,
         "about": about,
-        "heads": [(heading(str(name), columns, mib=True), printed[name].dtype.kind in "iufb") for name in printed],
+        "heads": [(heading(str(name), columns), printed[name].dtype.kind in "iufb") for name in printed],
         "rows": [
             [
-                (cell(str(name), value, mib=True), "" if isinstance(value, str) or is_missing(value) else value)
+                (cell(str(name), value), "" if isinstance(value, str) or is_missing(value) else value)
                 for name, value in row.items()
             ]
             for row in printed.to_dict("records")
