@@ -11,7 +11,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms, placed
 from nvprof_kit._analysis.breakdown.devices import PLACE
-from nvprof_kit._analysis.breakdown.host import CAUSES
+from nvprof_kit._analysis.breakdown.host import CAUSES, OTHER_CAUSES
 from nvprof_kit._findings import Finding
 from nvprof_kit.issues import plural
 from nvprof_kit.names import NO_LAYER
@@ -24,10 +24,8 @@ there may be nothing left.
 WORTH_A_NOTE = 0.8
 """A note says why a saving shrinks to less than this part; disturbed steps shrink it only if they do so."""
 LOOP_KERNELS, LOOP_SHARE = 50, 0.2
-_OTHER_CAUSES = ("dataloader", "allocation", "loading", "gc", "off_cpu", "profiler", "python")
-"""Causes of idle time other than launching late, waiting, and the device's own."""
 SIBLINGS = 4
-SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES, TOGETHER = 0.005, 4, 0.001, 3, 1.5
+SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES, TOGETHER, LOOP = 0.005, 4, 0.001, 3, 1.5, 0.5
 BUSY_SHARE = 0.01
 CALLS_OF_WARM_UP = 4
 """Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
@@ -106,7 +104,7 @@ def _launch_savings(program: Program, busy_gaps: pd.DataFrame) -> tuple[int, lis
     busy_ns = int(busy_gaps["idle_ns"].sum())
     launch_idle_ns = program.idle_ns("launch", "unknown") - busy_ns
     # without the profiler, late launches have the same part in the idle time as with it
-    launch_share = launch_idle_ns / max(launch_idle_ns + busy_ns + program.idle_ns(*_OTHER_CAUSES), 1)
+    launch_share = launch_idle_ns / max(launch_idle_ns + busy_ns + program.idle_ns(*OTHER_CAUSES), 1)
     saves_ns = min(int(program.launched_late_ns() * launch_share), launch_idle_ns)
     notes = []
     stalls = program.stalls
@@ -238,7 +236,8 @@ def sync(program: Program) -> Iterator[Finding]:
 
     Saves: By how much the steps are shorter without them, both without the profiler: the calls and operations are run
     again by what they wait for, each call without what tracing adds, and the host as fast as one that takes 6 µs for a
-    traced launch.
+    traced launch. Of a loop, and of many places, what computes the numbers is left out too: the light kernels that run
+    alike before nine of ten of the waits, up to the copy to the host.
     """
     gaps, waits, launches = program.times.gaps, program.waits, program.waiting_launches
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
@@ -248,14 +247,10 @@ def sync(program: Program) -> Iterator[Finding]:
     groups += [("call", waits[waits["call"] == call]) for call in places.index[places > PLACES]]
     if not groups:
         return
-    other_gaps = program.gaps[program.gaps["cause"].isin(_OTHER_CAUSES)]
-    without_others_ns = program.saved_ns(waits[:0], other_gaps)
     often = OFTEN * program.parts if program.choice.count else np.inf
     costs = []
     for of, rows in groups:
-        is_without = np.zeros(len(gaps), dtype=bool)
-        is_without[other_gaps.index] = is_without[program.gaps_between(rows).index] = True
-        saves = int((program.saved_ns(rows, gaps[is_without]) - without_others_ns) * program.undisturbed)
+        saves = program.wait_ns(rows)
         is_notable = saves >= max((OFTEN_SHARE if len(rows) >= often else SYNC_SHARE) * program.wall_ns, 1)
         costs.append(_Cost(saves, is_notable, of, rows["call"].iloc[0], rows))
     costs.sort(key=lambda cost: -cost.saves_ns)
@@ -269,7 +264,9 @@ def sync(program: Program) -> Iterator[Finding]:
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
-    for saves, _, of, _, rows in found:
+    for without_checks_ns, _, of, _, rows in found:
+        is_loop = of == "place" and len(rows) >= OFTEN * program.parts and rows["follows"].mean() >= LOOP
+        saves = program.wait_ns(rows, with_checks=True) if is_loop or of == "call" else without_checks_ns
         layer, phase = costliest(rows, "lost_ns")
         there = at(rows, layer, phase)
         worst = there.iloc[int(there["lost_ns"].argmax())]

@@ -16,7 +16,7 @@ from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, median, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
-from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct
@@ -175,7 +175,7 @@ class Program(Operations):
         replays = []
         for lane, gpu in enumerate(devices):
             rows = self.by_start[self.ops["lane"].to_numpy()[self.by_start] == lane]
-            ops = self.ops[["start_ns", "end_ns"]].iloc[rows]
+            ops = self.ops[["start_ns", "end_ns", "name", "kernel_class"]].iloc[rows]
             if (host.of_op[ops.index.to_numpy()] < 0).all():
                 continue
             of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
@@ -188,16 +188,33 @@ class Program(Operations):
         del host, self.host  # of large captures, much memory
         return replays
 
-    def saved_ns(self, waits: pd.DataFrame, gaps: pd.DataFrame) -> int:
+    def saved_ns(self, waits: pd.DataFrame, gaps: pd.DataFrame, *, with_checks: bool = False) -> int:
         """By how much the steps would be shorter, both without the profiler, if the host did not wait in these rows of
-        `waits`, and did nothing in these rows of `gaps`.
+        `waits`, and did nothing in these rows of `gaps`; with what computes the numbers that it waits for, or not.
         """
         saved_ns = 0.0
         for replay, windows in self.replays:
             of_host = gaps[gaps["window"].isin(windows)].sort_values("start_ns")
             start_ns = of_host["start_ns"].to_numpy()
-            saved_ns += replay.saved_ns(waits["row"].to_numpy(), (start_ns, start_ns + of_host["idle_ns"].to_numpy()))
+            intervals = start_ns, start_ns + of_host["idle_ns"].to_numpy()
+            saved_ns += replay.saved_ns(waits["row"].to_numpy(), intervals, with_checks=with_checks)
         return round(saved_ns)
+
+    def wait_ns(self, waits: pd.DataFrame, *, with_checks: bool = False) -> int:
+        """What these rows of `waits` cost without the profiler, and without what else keeps the host, and a disturbed
+        host; with what computes the numbers that it waits for, or not.
+        """
+        gaps, others = self.times.gaps, self._gaps_of_others[0]
+        is_without = np.zeros(len(gaps), dtype=bool)
+        is_without[others.index] = is_without[self.gaps_between(waits).index] = True
+        saved_ns = self.saved_ns(waits, gaps[is_without], with_checks=with_checks) - self._gaps_of_others[1]
+        return int(saved_ns * self.undisturbed)
+
+    @cached_property
+    def _gaps_of_others(self) -> tuple[pd.DataFrame, int]:
+        """The gaps of `OTHER_CAUSES`, and by how much the steps would be shorter without them."""
+        others = self.gaps[self.gaps["cause"].isin(OTHER_CAUSES)]
+        return others, self.saved_ns(self.waits[:0], others)
 
     def launched_late_ns(self) -> int:
         """How long the GPUs would idle without the profiler if the host never waited for them: it launches late, or is

@@ -33,6 +33,11 @@ ASLEEP_NS = 1_000_000
 RETURN_NS = 5_000
 """A wait returns so long after what it waits for."""
 
+CHECKS, ALIKE, LONGEST_CHECK = ("elementwise", "reduction", "norm", "copy"), 0.9, 6
+"""Kernels of these classes check or sum up values; so many in a row are the check of a wait if they are of the same
+classes before this share of the waits.
+"""
+
 Times = npt.NDArray[np.float64]
 Intervals = tuple[Int64Array, Int64Array]
 
@@ -65,6 +70,7 @@ class Replay:
         start, end = ((times - self._origin).astype(float) for times in (start, end))
         self._waits = np.flatnonzero(is_wait | (host.waits & (host.launched == host.end))[self.calls])
         self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
+        self._name, self._class = ops["name"], ops["kernel_class"]
         self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
         positions = np.full(len(host.start), NONE, dtype=np.int64)
@@ -127,21 +133,54 @@ class Replay:
         """How long it all takes without the profiler."""
         return self._run(np.zeros(len(self.calls), dtype=bool), (np.empty(0, np.int64), np.empty(0, np.int64)))
 
-    def saved_ns(self, waits: Int64Array, intervals: Intervals) -> float:
+    def saved_ns(self, waits: Int64Array, intervals: Intervals, *, with_checks: bool = False) -> float:
         """How much shorter it is without some of it.
 
         Args:
             waits: Calls, rows of `HostCalls`, in which the host no longer waits.
             intervals: Start and end in ns of the host's time that vanishes, in order, none in another.
+            with_checks: Whether what computes the numbers that these waits wait for vanishes too.
         """
         is_gone = np.zeros(len(self.calls), dtype=bool)
         is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
         if not is_gone.any() and not len(intervals[0]):
             return 0.0
-        return max(self.length_ns - self._run(is_gone, intervals), 0)
+        is_check = self.checks(np.flatnonzero(is_gone[self._waits])) if with_checks else None
+        return max(self.length_ns - self._run(is_gone, intervals, is_check), 0)
 
-    def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals) -> float:
-        """How long it takes if these of `calls` do not wait, and the host's time in these intervals vanishes."""
+    def checks(self, waits: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which operations only compute numbers for some of the waits: they end with a copy to the host, and are alike
+        before nearly all of these, no further back than the wait before.
+        """
+        classes = self._class.cat
+        of_class = np.arange(len(classes.categories)) + 2  # 0 is for those that check nothing, 1 for copies to the host
+        kind = np.append(of_class * classes.categories.isin(CHECKS), 0)[classes.codes]
+        kind[self._name == "memcpy DtoH"] = 1
+        positions = np.flatnonzero(self._name != "memset")  # a reduction may need one, or not
+        begin = stop = self._ops_before[waits]
+        last = np.searchsorted(positions, stop) - 1
+        count = last + 1 - np.searchsorted(positions, np.append(0, self._ops_before)[waits])
+        is_alike = np.ones(len(waits), dtype=bool)
+        for depth in range(LONGEST_CHECK):
+            is_alike &= depth < count
+            position = positions[np.where(is_alike, last - depth, 0)]
+            common = np.bincount(kind[position[is_alike]], minlength=2).argmax() if depth else 1
+            is_alike &= kind[position] == common
+            if common == 0 or is_alike.mean() < ALIKE:
+                break
+            begin = np.where(is_alike, position, begin)
+        edges = np.zeros(len(kind) + 1, dtype=np.int64)
+        np.add.at(edges, begin, 1)
+        np.add.at(edges, stop, -1)
+        is_check: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+        return is_check
+
+    def _run(
+        self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, is_check: npt.NDArray[np.bool_] | None = None
+    ) -> float:
+        """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and without
+        these operations.
+        """
         times = self._host_ns
         if len(intervals[0]):
             vanished_ns = np.cumsum(intervals[1] - intervals[0])
@@ -152,6 +191,11 @@ class Replay:
             times = times * left_ns.reshape(-1, 2)
             times /= np.maximum(length_ns, 1, out=length_ns).reshape(-1, 2)
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
+        planned, late_ns = self._back_to_back_ns, self._late_ns
+        if is_check is not None:
+            reads[self._launch[is_check & (self._launch >= 0)]] = True
+            planned = np.cumsum(np.where(is_check, 0, np.diff(planned, prepend=0)))
+            late_ns = np.where(is_check, -np.inf, late_ns + self._back_to_back_ns - planned)
         host_ns = times[:, 0] + times[:, 1]
         host_ns[reads] = 0
         np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
@@ -160,8 +204,7 @@ class Replay:
         waits_ns, returns_ns, gone = (column.tolist() for column in columns)
         delay_ns = np.zeros(len(self._waits) + 1)  # by how much the waits up to each delay the host
         # by how much later than back to back each operation ends: for its launch, then also for those before it
-        late_ns, planned = host_ns[self._launch], self._back_to_back_ns
-        late_ns += self._late_ns
+        late_ns = host_ns[self._launch] + late_ns
         latest_ns, position = 0.0, 0
         for wait, stop in enumerate([*self._ops_before.tolist(), len(planned)]):
             if stop > position:  # the operations that are launched before this wait

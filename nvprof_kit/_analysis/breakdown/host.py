@@ -158,6 +158,9 @@ CAUSES: Mapping[str, str] = {
 }
 """The causes and what they mean."""
 
+OTHER_CAUSES = ("dataloader", "allocation", "loading", "gc", "off_cpu", "profiler", "python")
+"""Causes of idle time other than launching late, waiting, and the device's own."""
+
 NAMES = tuple(CAUSES)
 CODE = {name: code for code, name in enumerate(NAMES)}
 """Index of each cause in `NAMES`."""

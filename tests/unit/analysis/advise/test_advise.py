@@ -848,3 +848,18 @@ def test_waits_in_many_places_that_hide_each_other_are_one_finding(file, layers,
     file.range_("step 0", 0, at, category="step", payload=0)
     in_many = ["in many places" in finding.title for finding in of_rule("sync", file.write())]
     assert in_many == ([True] if together else [False] * min(len(layers), 3))
+
+
+@pytest.mark.parametrize(("name", "kernel_us"), [("reduce_kernel<512, 1, NormTwoOps>", 20), ("nvjet", 0)])
+def test_a_loop_that_reads_numbers_costs_the_kernels_that_only_compute_them(file, name, kernel_us):
+    """Every 30 µs a kernel of 20 µs, and a wait for a copy to the host: the other 10 µs vanish, and those of a kernel
+    that sums up, but not of a product.
+    """
+    file.range_("step 0", 0, 700_000, category="step", payload=0)
+    for at in range(0, 600_000, 30_000):
+        file.kernel(at + 4_000, at + 24_000, launched=(at, at + 2_000), name=name)
+        file.kernel(at + 24_000, at + 25_000, launched=(at + 2_000, at + 4_000), table="MEMCPY", copy_kind=2)
+        file.call("cudaStreamSynchronize_v3020", at + 4_000, at + 30_000)
+    file.kernel(604_000, 700_000, launched=(600_000, 602_000), name="nvjet")
+    (finding,) = of_rule("sync", file.write())
+    assert finding.saves_ns == pytest.approx(20 * (10 + kernel_us) * 1_000, rel=0.02)
