@@ -376,8 +376,8 @@ def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(kind
 @pytest.mark.parametrize(
     ("loads", "fix", "where"),
     [
-        (2, "warm up with every shape first", "may include warm-up"),
-        (6, "pad to a few lengths", "in 5 calls of this layer"),
+        (2, "warm up with every shape", "may include warm-up"),
+        (6, "pad to a few", "in 5 calls of this layer"),
     ],
 )
 def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(file, loads, fix, where):
@@ -814,9 +814,7 @@ def test_a_wait_costs_what_is_launched_late_after_it_up_to_its_length(file):
 
 @pytest.mark.parametrize(("kernel_us", "returns_us", "found"), [(20, 4, True), (20, -15, False), (1, 1, False)])
 def test_launches_that_wait_for_their_kernels_are_one_finding(file, kernel_us, returns_us, found):
-    """60 times 2 µs of the host's own, a launch of 6 µs, and a kernel 2 µs later; the call returns after its end, long
-    before, or at once after a kernel that took less than the call. Without the wait, one kernel follows the other.
-    """
+    """2 µs of the host's own, a launch of 6 µs, a kernel 2 µs later; or a call that just outlasts a short kernel."""
     at = done = 0
     for _ in range(60):
         start = max(at + 8_000, done)
@@ -831,17 +829,13 @@ def test_launches_that_wait_for_their_kernels_are_one_finding(file, kernel_us, r
     )
 
 
-@pytest.mark.parametrize(
-    ("layers", "later_us", "together"), [("abcde", 1, True), ("abcde", 100, False), ("ab", 1, False)]
-)
-def test_waits_in_many_places_that_hide_each_other_are_one_finding(file, layers, later_us, together):
-    """In each of 10 rounds the host works 30 µs in each layer, launches a kernel and waits for it. While the first,
-    of 100 µs, runs, it could launch all others, if they are short and it waited in none of the layers.
-    """
+@pytest.mark.parametrize(("layers", "us", "together"), [("abcde", 1, True), ("abcde", 100, False), ("ab", 1, False)])
+def test_waits_in_many_places_that_hide_each_other_are_one_finding(file, layers, us, together):
+    """In each layer the host works 30 µs, launches a kernel and waits; the first, of 100 µs, could hide all of it."""
     at = 0
     for layer in layers * 10:
         start = at + 36_000
-        done = start + (100_000 if layer == "a" else 1_000 * later_us)
+        done = start + (100_000 if layer == "a" else 1_000 * us)
         file.kernel(start, done, launched=(at + 30_000, start), name="nvjet")
         file.call("cudaStreamSynchronize_v3020", start, done + 5_000)
         file.range_(layer, at, at := done + 5_000)
@@ -852,9 +846,7 @@ def test_waits_in_many_places_that_hide_each_other_are_one_finding(file, layers,
 
 @pytest.mark.parametrize(("name", "kernel_us"), [("reduce_kernel<512, 1, NormTwoOps>", 20), ("nvjet", 0)])
 def test_a_loop_that_reads_numbers_costs_the_kernels_that_only_compute_them(file, name, kernel_us):
-    """Every 30 µs a kernel of 20 µs, and a wait for a copy to the host: the other 10 µs vanish, and those of a kernel
-    that sums up, but not of a product.
-    """
+    """Every 30 µs a kernel of 20 µs, and a wait for a copy: 10 µs vanish, and kernels that sum up, but no products."""
     file.range_("step 0", 0, 700_000, category="step", payload=0)
     for at in range(0, 600_000, 30_000):
         file.kernel(at + 4_000, at + 24_000, launched=(at, at + 2_000), name=name)

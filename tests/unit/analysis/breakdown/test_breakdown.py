@@ -90,18 +90,9 @@ def test_parts_always_add_up(tmp_path, ops, calls):
     file.range_("step 2", 150, 300, category="step", payload=2)
     file.range_("data", 130, 170, category="data")
     for start, length, sort, device in ops:
-        name, table = ("ncclDevKernel_AllGather_RING_LL", "KERNEL") if sort == "n" else ("gemm", "KERNEL")
-        table = "MEMSET" if sort == "m" else table
+        more = {"n": {"name": "ncclDevKernel_AllGather_RING_LL"}, "m": {"table": "MEMSET"}}.get(sort, {"name": "gemm"})
         begin = max(start - 30, 0)
-        file.kernel(
-            start + 2,
-            start + 2 + length,
-            launched=(begin, begin + 2),
-            name=name,
-            table=table,
-            device=device,
-            stream=start,
-        )
+        file.kernel(start + 2, start + 2 + length, launched=(begin, begin + 2), device=device, stream=start, **more)
     for start, length, name in calls:
         file.call(name, start, start + length)
     result = analysed(file)

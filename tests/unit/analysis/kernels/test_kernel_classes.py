@@ -71,17 +71,13 @@ def test_what_matches_no_rule_is_other_and_told(file):
 
 @pytest.mark.parametrize(
     ("ranges", "layer"),
-    [
-        ("", "layers.0"),
-        ("otherwise = 'layer'\n", "layers.0"),
-        ("[[rule]]\nmatch = 'layers.*'\nlayer = 'block'\n", "block"),
-    ],
+    [("", "layers.0"), ("otherwise = 'layer'", "layers.0"), ("[[rule]]\nmatch = 'layers.*'\nlayer = 'block'", "block")],
 )
 def test_kernels_and_ranges_have_rules_in_one_file(ranges, layer, file, tmp_path):
     file.range_("layers.0", 100, 200, category=None)
     file.kernel(300, 330, launched=(110, 115), name="frobnicate")
     own = tmp_path / "own.toml"
-    own.write_text(ranges + "[[kernel]]\nname = 'own'\nclass = 'softmax'\nmatch = 'FROB'\n")
+    own.write_text(ranges + "\n[[kernel]]\nname = 'own'\nclass = 'softmax'\nmatch = 'FROB'\n")
     rows = nvprof_kit.open(file.write(), rules=own, domain="nvprof_kit").layers(columns="class").to_frame()
     assert rows.set_index("layer").loc[layer, "class_softmax_ns"] == 30
 

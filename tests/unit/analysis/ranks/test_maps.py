@@ -92,17 +92,10 @@ def test_a_folder_without_captures_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"),
-    [
-        ("run.rank3.sqlite", 3),
-        ("rank_0012-2024.2.sqlite", 12),
-        ("host7_rank-5.sqlite", 5),
-        ("run.sqlite", None),
-        ("frank3.sqlite", None),
-    ],
+    ("name", "rank"), [("run.rank3", 3), ("rank_0012-2024.2", 12), ("host7_rank-5", 5), ("run", None), ("frank3", None)]
 )
 def test_ranks_in_names(name, rank, tmp_path):
-    file = capture(tmp_path, 0, name=name)
+    file = capture(tmp_path, 0, name=(name := f"{name}.sqlite"))
     if rank is None:
         with pytest.raises(CaptureError, match=rf"--rank {re.escape(name)}=3"):
             open_job([file])
