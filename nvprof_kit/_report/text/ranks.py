@@ -191,6 +191,13 @@ def _clocks(clocks: pd.DataFrame) -> Section:
     return [Text(title, "bold"), grid, ""]
 
 
+_COSTS = {"waits": "wait_ns", "charges": "cost_ns", "layers": "excess_ns"}
+"""The cost of the rows of tables that have another order."""
+
+
 def rank_table(result: RankTable) -> list[RenderableType]:
-    """The first rows of a job's table, and the number of omitted rows."""
-    return [frame_table(result.to_frame(), result.select.top or 20, result.columns[result.schema])]
+    """The rows of a job's table, the costliest if there are many, and the number of omitted rows."""
+    rows, top = result.to_frame(), result.select.top or 20
+    if len(rows) > top and result.name in _COSTS and not result.select.sort:
+        rows = rows.sort_values(_COSTS[result.name], ascending=False, kind="stable")
+    return [frame_table(rows, top, result.columns[result.schema])]

@@ -168,8 +168,7 @@ def test_kineto_names_its_groups_and_counts_collectives():
 
 def test_ranks_of_two_tools_are_matched_by_their_streams():
     # not of one run, but of one program: what matters is that ids of one tool do not keep them apart
-    captures = [RANKS / "kineto" / "tensor-loader.rank0.json.xz", RANKS / "tensor-loader.rank1-2024.2.sqlite.xz"]
-    job = open_job(captures)
+    job = open_job([RANKS / "kineto/tensor-loader.rank0.json.xz", RANKS / "tensor-loader.rank1-2024.2.sqlite.xz"])
     assert len(job.waits().to_frame()) == 112
 
 
@@ -178,6 +177,8 @@ def test_every_table_is_a_result(pipeline, tmp_path):
     assert isinstance(waits, RankTable) and set(waits.columns["ranks-waits"]) == set(waits.to_frame().columns)
     assert "more" in str(waits) and "<" in waits._repr_html_()
     assert waits.save(tmp_path / "waits.png").stat().st_size > 100
+    worst = waits.to_frame().nlargest(1, "wait_ns")["collective"].item()
+    assert worst in str(waits).splitlines()[2], "the costliest first"
     with pytest.raises(UsageError, match="no plot"):
         pipeline.layers().save(tmp_path / "layers.png")
     answer = pipeline.answer()
