@@ -418,8 +418,7 @@ def test_the_wait_for_data_between_steps_counts(file):
     file.range_("data", 31_000, 99_000, category="data")
     result = advice(file.write())
     loading = next(finding for finding in result.findings if finding.rule == "dataloader")
-    # 68 µs between two steps of 30 µs each
-    assert (loading.saves_ns, result.wall_ns) == (34_000, 64_000)
+    assert (loading.saves_ns, result.wall_ns) == (34_000, 64_000)  # 68 µs between two steps of 30 µs each
 
 
 def test_what_is_saved_is_of_one_gpu(file):
@@ -634,8 +633,7 @@ def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "rule", "layer", "measured_ms"),
-    [
-        # measured without a profiler: 11.593 ms a step without the fault
+    [  # measured without a profiler: 11.593 ms a step without the fault
         ("offload", "copies", r"model\.layers\.[567]\.mlp", 15.658 - 11.593),
         ("eager-attention", "unfused-attention", r"model\.layers\.\d\.self_attn", 19.754 - 11.593),
         ("pageable-input", "copies", r"\(none\)", 17.005 - 11.593),
