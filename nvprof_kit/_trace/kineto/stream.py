@@ -25,6 +25,7 @@ _WINDOW = 4 << 20
 _LONGEST_VALUE = 64 << 20
 """Longer than any event; text that cannot be decoded within it is damaged."""
 _SPACE = re.compile(r"[ \t\n\r]*")
+_NAME, _QUOTE = re.compile(r'\s*"name": "(.*)",?'), re.compile(r'(?<!\\)"')
 _BETWEEN_EVENTS = re.compile(r"\}\s*,\s*$")
 _DECODER = json.JSONDecoder(strict=False)
 _OTHER = ("schemaVersion", "deviceProperties")
@@ -246,7 +247,14 @@ class TraceFile:
                 if end < len(self._text) or not self._read_more():  # a number may go on
                     self._at = end
                     return value
-            except json.JSONDecodeError:
+            except json.JSONDecodeError as error:
+                # PyTorch writes the quotes in names of Python functions as they are: escape those at this position
+                begin, end = self._text.rfind("\n", self._at, error.pos) + 1, self._text.find("\n", error.pos)
+                name = _NAME.fullmatch(self._text, begin, end) if 0 < begin < end else None
+                if quotes := [*_QUOTE.finditer(self._text, *name.span(1))] if name else []:
+                    for quote in reversed(quotes):
+                        self._text = f"{self._text[: quote.start()]}\\{self._text[quote.start() :]}"
+                    continue
                 if len(self._text) - self._at > _LONGEST_VALUE or not self._read_more():
                     raise
 

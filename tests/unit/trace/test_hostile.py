@@ -52,7 +52,8 @@ def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path
     monkeypatch.setattr(stream, "_WINDOW", 16)
     path = tmp_path / "a.json"
     write(path, [event("cpu_op", "aten::mm", float(number), 2.0) for number in range(50)], schemaVersion=12)
-    path.write_text(json.dumps(json.loads(path.read_text()), indent=2))
+    text = json.dumps(json.loads(path.read_text()), indent=2)
+    path.write_text(text.replace('"aten::mm"', '"aten::mm """', 1))  # as PyTorch writes quotes in a name
     read = open_capture(path)
     assert read.info.schema == "12"
     assert len(read.calls if read.calls is not None else read.ops) == 50
