@@ -63,11 +63,11 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
                 health.append(read_health(Path(path), capture._operations(cpu_only=True).trace))
         findings_by_path |= examine_captures(health)
         for path, layers in layers_by_path.items():
-            found = (*findings_by_path[path], *examine_issues(layers.warnings))
-            reads = layers.summary.layers and "structure" not in layers.summary.by_how
-            if reads and not path.endswith(_TRACE_SUFFIXES):  # in other domains than ours
-                found = tuple(finding for finding in found if (finding.rule, finding.severity) != ("ranges", "warning"))
-            findings_by_path[path] = by_severity(found)
+            findings = [*findings_by_path[path], *examine_issues(layers.warnings)]
+            has_ranges = layers.summary.layers and "structure" not in layers.summary.by_how
+            if has_ranges and not path.endswith(_TRACE_SUFFIXES):  # in other domains than ours
+                findings = [each for each in findings if (each.rule, each.severity) != ("ranges", "warning")]
+            findings_by_path[path] = by_severity(findings)
         return Checks(findings_by_path, sources=tuple(map(Path, paths)))
     from nvprof_kit._capture.doctor import examine_machine
     from nvprof_kit._capture.machine import read_machine

@@ -26,7 +26,6 @@ from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
 from nvprof_kit._trace.flops_file import OPERATORS, RANGES, UNKNOWN, FlopsFile
-from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import (
     LAYER_CATEGORIES,
     NO_LAYER,
@@ -391,9 +390,14 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
         of_call: dict[tuple[int, int], _Work | None] = {}
         code, arguments = (frame[name].cat.codes.to_numpy() for name in ("name", "arguments"))
         order = np.argsort(frame["start_ns"].to_numpy(), kind="stable")
-        # activation checkpointing ends a recompute inside the last operator, which then computes nothing
+        # activation checkpointing ends a recompute inside the last operator, which then launches nothing on a GPU
+        calls_of_api = trace.api[["start_ns", "tid"]].assign(launch_ns=trace.api["start_ns"]).sort_values("start_ns")
+        launches = pd.merge_asof(
+            frame.iloc[order][["start_ns", "tid"]], calls_of_api, on="start_ns", by="tid", direction="forward"
+        )["launch_ns"].to_numpy()[np.argsort(order)]
         phase = np.array([phase for _, phase, *_ in regions])[of_range[inner]]
-        is_counted = _outermost(frame, kind) & is_in_step & ((phase != "recompute") | _launched(trace, frame))
+        has_run = (phase != "recompute") | (launches < frame["end_ns"].to_numpy()) | (not trace.info.on_gpu)
+        is_counted = _outermost(frame, kind) & is_in_step & has_run
         for row in order[is_counted[order]].tolist():
             key, call, name = (code[row], arguments[row]), calls[arguments[row]], str(names[code[row]])
             if key not in of_call:
@@ -458,14 +462,6 @@ def _kind(name: str) -> str:
     if operator_kind(name) == "multiplies":
         return "unknown"
     return "" if _COMPOSED.fullmatch(plain) or _MOVES_NOTHING.search(plain) else "moves"
-
-
-def _launched(trace: Trace, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which calls launched something; all without a GPU."""
-    calls = trace.api[["start_ns", "tid"]].assign(launch_ns=trace.api["start_ns"]).sort_values("start_ns")
-    rows = frame[["start_ns", "end_ns", "tid"]].sort_values("start_ns")
-    rows = pd.merge_asof(rows, calls, on="start_ns", by="tid", direction="forward").set_axis(rows.index)
-    return (rows["launch_ns"] < rows["end_ns"])[frame.index].to_numpy() | (not trace.info.on_gpu)
 
 
 def _outermost(frame: pd.DataFrame, kind: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
