@@ -415,8 +415,8 @@ def _notes(
     phases = [{phase for run in side for layer, phase, _ in run.times.index if layer == NO_LAYER} for side in sides]
     if NO_PHASE in phases[0] | phases[1] and (unshared := (phases[0] ^ phases[1]) - {NO_PHASE}):
         notes.append(
-            f"Outside layers only one side has the phases {', '.join(sorted(unshared))}: where the program does not name "
-            f"them, their work counts as {NO_PHASE}."
+            f"Outside layers only one side has the phases {', '.join(sorted(unshared))}: where the program does not "
+            f"name them, their work counts as {NO_PHASE}."
         )
     if any("comm" in run.times.index.get_level_values("kernel_class") for run in runs):
         notes.append("Layers and phases are compared without communication, which may be waiting for other ranks.")
