@@ -436,9 +436,9 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
         return
     idle, busy_ns = program.idle("launch", "unknown"), program.busy_ns(kernels)
     idle_ns = int(idle["idle_ns"][idle["phase"] == "optimizer"].sum())
+    waits = f", between which the GPU waits {program.ms(idle_ns)} for launches" * (idle_ns >= WAITS_SHARE * busy_ns)
     evidence = (
-        f"{len(kernels) / program.parts:,.0f} kernels{program.per_step} in the optimizer, {program.ms(busy_ns)}, "
-        f"between which the GPU waits {program.ms(idle_ns)} for launches"
+        f"{len(kernels) / program.parts:,.0f} kernels{program.per_step} in the optimizer, {program.ms(busy_ns)}{waits}"
     )
     yield program.finding_in_ops(
         "optimizer-loop", "The optimizer runs kernels for each parameter", evidence, kernels,
