@@ -375,10 +375,7 @@ def test_a_step_that_copies_to_the_host_in_a_layer_cannot_be_one_cuda_graph(kind
 
 @pytest.mark.parametrize(
     ("loads", "fix", "where"),
-    [
-        (2, "warm up with every shape", "may include warm-up"),
-        (6, "pad to a few", "in 5 calls of this layer"),
-    ],
+    [(2, "warm up with every shape", "may include warm-up"), (6, "pad to a few", "in 5 calls of this layer")],
 )
 def test_loading_at_every_call_is_not_warm_up_though_there_are_no_steps(file, loads, fix, where):
     """Of prefill and the first token; and of six calls, before the first of which nothing ran."""
