@@ -23,10 +23,7 @@ LONG_NS = 60_000_000_000
 """Minimum duration of a long capture."""
 
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
-_EXTRAS = {
-    "CUDA_GPU_MEMORY_USAGE_EVENTS": ("allocations", "memory"),
-    "GPU_METRICS": ("GPU metrics", "metrics"),
-}
+_EXTRAS = {"CUDA_GPU_MEMORY_USAGE_EVENTS": ("allocations", "memory"), "GPU_METRICS": ("GPU metrics", "metrics")}
 """Tables that only some commands read, their contents, and the preset that records them."""
 
 _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred", "not all", "truncated", "discard")

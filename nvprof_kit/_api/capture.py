@@ -81,11 +81,7 @@ LARGE_BYTES = 100_000_000
 
 
 def open(  # what the package offers as `nvprof_kit.open`
-    path: str | Path,
-    *,
-    rules: str | Path | None = None,
-    domain: str | None = None,
-    model: str | Path | None = None,
+    path: str | Path, *, rules: str | Path | None = None, domain: str | None = None, model: str | Path | None = None
 ) -> Capture:
     """Open a capture.
 

@@ -244,13 +244,7 @@ class Job:
         page = job_page(self.answer(), self._tables, named, command or f"nvprof-kit ranks {named}", timeline)
         return Document(page, (".html", ".htm"), self._sources)
 
-    def export(
-        self,
-        *,
-        ranks: Sequence[int] = (),
-        data_format: TraceForm = "json.gz",
-        steps: Steps = None,
-    ) -> Document:
+    def export(self, *, ranks: Sequence[int] = (), data_format: TraceForm = "json.gz", steps: Steps = None) -> Document:
         """Make a trace that shows the ranks side by side on one clock, for the Perfetto UI.
 
         Args:

@@ -11,15 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nvprof_kit._capture.machine import run_command
-from nvprof_kit._capture.report import (
-    need_name,
-    need_tool,
-    open_stage,
-    print_command,
-    publish,
-    recipes_folder,
-    say,
-)
+from nvprof_kit._capture.report import need_name, need_tool, open_stage, print_command, publish, recipes_folder, say
 from nvprof_kit._capture.supervisor import NcuSupervisor
 from nvprof_kit.errors import ToolError, UsageError
 

@@ -114,10 +114,7 @@ class VerbGroup(LazyGroup):
 
 
 @click.group(
-    cls=VerbGroup,
-    name="nvprof-kit",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=VerbGroup, name="nvprof-kit", no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 def group() -> None:
     """Per-layer GPU and CPU costs of transformers, from NVIDIA Nsight data."""

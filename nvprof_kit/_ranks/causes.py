@@ -128,11 +128,7 @@ def segment_rows(
 
 
 def _last_common(
-    points: pd.DataFrame,
-    first_point: pd.Series[int],
-    pairs: pd.DataFrame,
-    late_rows: Int64Array,
-    peer_rows: Int64Array,
+    points: pd.DataFrame, first_point: pd.Series[int], pairs: pd.DataFrame, late_rows: Int64Array, peer_rows: Int64Array
 ) -> Int64Array:
     """The last common point before each pair, as rows of the points of the late rank and its peer, shape ``(2, n)``;
     `NONE` if there is none.

@@ -246,12 +246,7 @@ def _segments(
         codes[name] = np.concatenate(both).astype(np.int32)[owner]
     collective = np.full(len(ops.start) + 1, NONE, dtype=np.int64)  # the last is of `NONE`
     collective[collectives] = np.arange(len(collectives))
-    keys: dict[str, npt.NDArray[Any]] = {
-        "segment": segment,
-        "step": step,
-        **codes,
-        "collective": collective[lane.op],
-    }
+    keys: dict[str, npt.NDArray[Any]] = {"segment": segment, "step": step, **codes, "collective": collective[lane.op]}
     is_start = (lane.op != NONE) & (lane.start == ops.start[lane.op])
     distinct, sums = sums_by(list(keys.values()), [lane.end - lane.start, is_start.astype(np.int64)])
     columns: dict[str, Any] = dict(zip((*keys, "ns", "ops"), (*distinct, *sums), strict=True))

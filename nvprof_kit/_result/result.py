@@ -299,12 +299,7 @@ class Result:
         )
 
     def selected(
-        self: _Own,
-        *,
-        where: str | Sequence[str] = (),
-        sort: str = "",
-        top: int | None = None,
-        fold: bool | None = None,
+        self: _Own, *, where: str | Sequence[str] = (), sort: str = "", top: int | None = None, fold: bool | None = None
     ) -> _Own:
         """Choose which rows to print and write.
 

@@ -46,9 +46,7 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     return present_ids + low, rank_of_id[place]
 
 
-def distinct_rows(
-    *columns: npt.NDArray[np.int64],
-) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.integer[Any]]]:
+def distinct_rows(*columns: npt.NDArray[np.int64]) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.integer[Any]]]:
     """The sorted distinct rows of some columns, and the index of each row into them, as from ``numpy.unique`` with
     ``axis=0``, which sorts whole rows and takes many times as long.
     """

@@ -47,7 +47,7 @@ STEPS_TO_JUDGE = 4
 """So many steps tell what is usual."""
 
 _RUN_COLUMNS = [
-    *("name", "start_ns", "end_ns", "ns", "cost_ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind"),
+    *("name", "start_ns", "end_ns", "ns", "cost_ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind")
 ]
 OP_COLUMNS = ["kind", "name", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 

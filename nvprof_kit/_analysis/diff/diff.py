@@ -103,13 +103,7 @@ COLUMNS: Columns = {
 }
 """The columns of `Diff.rows`."""
 
-LEVELS = {
-    "step": [],
-    "phase": ["phase"],
-    "class": ["kernel_class"],
-    "layer": ["layer", "phase"],
-    "layer class": KEY,
-}
+LEVELS = {"step": [], "phase": ["phase"], "class": ["kernel_class"], "layer": ["layer", "phase"], "layer class": KEY}
 """The levels of the comparison, from the whole step to its parts, and what their rows are of."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")

@@ -60,7 +60,7 @@ COLUMNS: Columns = {
     ),
     "calls": Column(
         "times it ran in the capture's steps, as in `layers`; in all of a capture without steps; 0 if only "
-        "layers inside it ran in the phase",
+        "layers inside it ran in the phase"
     ),
     "gpu_busy_ns": Column(
         "length of the union of its operations' intervals there, in ns, summed over devices", "ns", heading="busy ms"

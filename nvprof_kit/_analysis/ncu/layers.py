@@ -91,8 +91,7 @@ COLUMNS: Columns = {
     ),
     "stall": Column("most frequent stall reason of warps, as named by ncu", kind="str"),
     "bound": Column(
-        "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`",
-        kind="str",
+        "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`", kind="str"
     ),
     "reason": Column("reason for `bound`", kind="str", heading="why"),
 }

@@ -281,11 +281,7 @@ class Traces(Sink):
     """The embedded recorder, with one trace per window; `numbered` adds the window's number to the file's name."""
 
     def __init__(
-        self,
-        path: str | Path | None,
-        numbered: bool,
-        detail: Mapping[str, Any],
-        on_trace_ready: OnTraceReady | None,
+        self, path: str | Path | None, numbered: bool, detail: Mapping[str, Any], on_trace_ready: OnTraceReady | None
     ) -> None:
         self._path = path
         self._numbered = numbered

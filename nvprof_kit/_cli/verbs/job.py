@@ -112,13 +112,7 @@ def compare(
     name="map",
     under=ranks,
 )
-def map_(
-    captures: tuple[str, ...],
-    *,
-    output: str = "",
-    rank: Sequence[str] = (),
-    **options: Any,
-) -> None:
+def map_(captures: tuple[str, ...], *, output: str = "", rank: Sequence[str] = (), **options: Any) -> None:
     """Condense captures to maps: what the comparison of ranks needs, a few megabytes of Parquet each.
 
     A map is reused while its capture is unchanged. On a cluster each node maps its own: srun nvprof-kit ranks map -o
@@ -134,11 +128,7 @@ def map_(
     switch_threads_often()
     with progress() as report:
         names = map_captures(
-            captures,
-            output,
-            ranks=_ranks_by_file(rank),
-            notify=lambda capture: report(f"mapping {capture}"),
-            **options,
+            captures, output, ranks=_ranks_by_file(rank), notify=lambda capture: report(f"mapping {capture}"), **options
         )
     click.echo(f"{output}: {len(names)} maps", err=True)
 

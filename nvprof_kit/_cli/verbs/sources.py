@@ -49,10 +49,7 @@ def plan(capture: Capture, script: str | None, **options: Any) -> Result:
 
 
 @COUNTERS.verb(
-    "nvprof-kit ncu layers plan.csv --capture run.sqlite",
-    also=(open_ncu, NcuReports.layers),
-    under=ncu,
-    writes=TABLES,
+    "nvprof-kit ncu layers plan.csv --capture run.sqlite", also=(open_ncu, NcuReports.layers), under=ncu, writes=TABLES
 )
 def layers(
     output: Output,

@@ -17,13 +17,7 @@ from nvprof_kit._instrument.compile import Family, kernels
 from nvprof_kit._instrument.loop.inferred import drop_model, infer_steps
 from nvprof_kit._instrument.loop.loop import annotate_dataloader, annotate_optimizer
 from nvprof_kit._instrument.modules.blocks import Select, Submodule, class_name, select_modules, unwrapped
-from nvprof_kit._instrument.modules.calls import (
-    Compiled,
-    followers,
-    instrument_method,
-    ranged,
-    wrappers,
-)
+from nvprof_kit._instrument.modules.calls import Compiled, followers, instrument_method, ranged, wrappers
 from nvprof_kit._instrument.patches import Handle, Removable, Untraced
 from nvprof_kit._instrument.ranges.backward import recomputes
 from nvprof_kit._instrument.ranges.ranges import Layer, call_inside, put_around

@@ -25,15 +25,7 @@ from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop import loop as user_loop
 from nvprof_kit._instrument.loop.loop import inference_phase
 from nvprof_kit._instrument.modules.calls import watch_calls
-from nvprof_kit._instrument.patches import (
-    Guarded,
-    Patch,
-    Removable,
-    Untraced,
-    around,
-    before,
-    never_fails,
-)
+from nvprof_kit._instrument.patches import Guarded, Patch, Removable, Untraced, around, before, never_fails
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.session import Annotation
 from nvprof_kit.names import Category

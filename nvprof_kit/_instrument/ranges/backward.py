@@ -29,15 +29,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import (
-    Handle,
-    Patch,
-    Patches,
-    skip_compiling,
-    uncompiled,
-    uncompiled_itself,
-    unseen,
-)
+from nvprof_kit._instrument.patches import Handle, Patch, Patches, skip_compiling, uncompiled, uncompiled_itself, unseen
 from nvprof_kit._instrument.ranges.ranges import Block, Layer, Position, Range, is_ranged, now
 from nvprof_kit._instrument.session import Annotation, Backend
 from nvprof_kit.names import Category

@@ -13,12 +13,7 @@ import numpy as np
 from nvprof_kit._analysis.advise.advise import Advice, advise
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
-from nvprof_kit._analysis.attribution.steps import (
-    StepOptions,
-    slowest_step,
-    step_times,
-    typical_step,
-)
+from nvprof_kit._analysis.attribution.steps import StepOptions, slowest_step, step_times, typical_step
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.diff.effects import Noise, within
 from nvprof_kit._analysis.layers.layers import Layers, layers

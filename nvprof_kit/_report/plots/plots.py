@@ -28,11 +28,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 
 
 def canvas(
-    size: tuple[float, float],
-    title: str,
-    x: str = "",
-    y: str = "",
-    grid: Literal["x", "y", "both"] | None = None,
+    size: tuple[float, float], title: str, x: str = "", y: str = "", grid: Literal["x", "y", "both"] | None = None
 ) -> tuple[Figure, Axes]:
     """A figure with one plot, without lines at the top and on the right.
 

@@ -12,15 +12,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.flops.flops import NOTES_APART
 from nvprof_kit._analysis.metrics import MIN_SAMPLES
-from nvprof_kit._report.text.table import (
-    FOLD_COLUMNS,
-    Column,
-    Grid,
-    below,
-    capture_line,
-    fold_cells,
-    fold_notes,
-)
+from nvprof_kit._report.text.table import FOLD_COLUMNS, Column, Grid, below, capture_line, fold_cells, fold_notes
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, is_missing, percent
 from nvprof_kit._result.formats import title
 

@@ -13,16 +13,7 @@ from rich.text import Text
 from nvprof_kit._analysis.layers.fold import fold_tree
 from nvprof_kit._analysis.layers.layers import NOTABLE, Layers
 from nvprof_kit._analysis.layers.sums import SPLITS
-from nvprof_kit._report.text.table import (
-    FOLD_COLUMNS,
-    Bar,
-    Column,
-    Grid,
-    below,
-    capture_line,
-    fold_cells,
-    fold_notes,
-)
+from nvprof_kit._report.text.table import FOLD_COLUMNS, Bar, Column, Grid, below, capture_line, fold_cells, fold_notes
 from nvprof_kit._report.text.texts import (
     Milliseconds,
     count_per_step,

@@ -29,13 +29,7 @@ _WAITS = (
 another thread of its own: that thread says why.
 """
 _TABLES = {"api": RUNTIME, "overhead": "PROFILER_OVERHEAD", "system": "OSRT_API"}
-_COLUMNS = {
-    "start_ns": "start",
-    "end_ns": "end",
-    "tid": "globalTid",
-    "correlation": "correlationId",
-    "name": "nameId",
-}
+_COLUMNS = {"start_ns": "start", "end_ns": "end", "tid": "globalTid", "correlation": "correlationId", "name": "nameId"}
 _IS_OPERATOR = re.compile("aten::.*|.*, (seq|op_id) = .*", re.IGNORECASE | re.DOTALL)
 Fetched = dict[str, Columns]
 """Plain columns of calls by kind, as in the file, with names as ids."""

@@ -31,11 +31,7 @@ _EXPORT_BYTES = 16
 """Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes up to 11, in parts 15, and less to
 SQLite.
 """
-_PARTS = (
-    "[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIND_[^KR].*",
-    "CUPTI_ACTIVITY_KIND_K.*",
-    "CUPTI_ACTIVITY_KIND_R.*",
-)
+_PARTS = ("[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIND_[^KR].*", "CUPTI_ACTIVITY_KIND_K.*", "CUPTI_ACTIVITY_KIND_R.*")
 """Patterns of tables, which match each table once: nsys writes on one processor, and most of it are kernels and CUDA
 calls.
 """

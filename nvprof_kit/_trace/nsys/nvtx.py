@@ -11,15 +11,7 @@ import numpy.typing as npt
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
 from nvprof_kit._trace.joins import distinct, distinct_rows
-from nvprof_kit._trace.nsys.sources import (
-    EVENT_TYPES,
-    RUNTIME,
-    Columns,
-    defined,
-    process_of,
-    read_columns,
-    strings_of,
-)
+from nvprof_kit._trace.nsys.sources import EVENT_TYPES, RUNTIME, Columns, defined, process_of, read_columns, strings_of
 from nvprof_kit._trace.reader import named_domains
 
 NESTED, START_END = (59, 70), (60, 71)

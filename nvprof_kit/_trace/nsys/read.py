@@ -224,15 +224,7 @@ def _gpus(db: Database) -> dict[int, str]:
 
 
 def _info(
-    db: Database,
-    nvtx: Nvtx,
-    domain: str,
-    ranges: Columns,
-    ops: Columns,
-    *,
-    losses: Losses,
-    reason: str,
-    evidence: str,
+    db: Database, nvtx: Nvtx, domain: str, ranges: Columns, ops: Columns, *, losses: Losses, reason: str, evidence: str
 ) -> CaptureInfo:
     facts, gpus, devices = export_facts(db), _gpus(db), few(ops["device"]).tolist()
     usual = next(iter(gpus.values())) if len({*gpus.values()}) == 1 else "GPU of unknown name"

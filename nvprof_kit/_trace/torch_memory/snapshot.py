@@ -16,14 +16,7 @@ from nvprof_kit._trace.reader import Request, Source
 from nvprof_kit._trace.schema import LARGEST_BYTES, Column
 from nvprof_kit._trace.torch_memory.load import PlainUnpickler
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.names import (
-    MEMORY_SPANS,
-    Category,
-    kineto_name,
-    memory_label,
-    parse_memory_label,
-    step_number,
-)
+from nvprof_kit.names import MEMORY_SPANS, Category, kineto_name, memory_label, parse_memory_label, step_number
 
 if TYPE_CHECKING:
     import pandas as pd
