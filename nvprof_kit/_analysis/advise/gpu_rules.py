@@ -85,8 +85,9 @@ def copies(program: Program) -> Iterator[Finding]:
         first = (blocking["layer"] == NO_LAYER) if host_ns > exposed_ns else blocking["exposed_ns"]
         worst = blocking.iloc[int(first.to_numpy().argmax())]
         evidence = (
-            f"{blocking['ops'].sum()} copies ({blocking['ops'][blocking['memory'] == 'pageable'].sum()} through "
-            f"pageable memory), {blocking['bytes'].sum() / 1e6:.1f} MB, {program.ms(exposed_ns)} "
+            f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
+            f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them through "
+            f"pageable memory, {blocking['bytes'].sum() / program.parts / 1e6:.1f} MB and {program.ms(exposed_ns)} "
             f"exposed{program.per_step}; "
             f"{worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
         )
@@ -105,7 +106,8 @@ def copies(program: Program) -> Iterator[Finding]:
     if len(pinned) and exposed_ns >= PINNED_SHARE * program.wall_ns:
         worst, gpu_ns = pinned.iloc[0], pinned["gpu_ns"].sum()
         evidence = (
-            f"{pinned['ops'].sum()} copies of pinned memory, {pinned['bytes'].sum() / 1e9:.2f} GB, {program.ms(gpu_ns)}"
+            f"{program.number(pinned['ops'].sum(), 'copy', 'copies')} of pinned memory, "
+            f"{pinned['bytes'].sum() / program.parts / 1e9:.2f} GB and {program.ms(gpu_ns)}"
             f"{program.per_step}, of which {program.ms(exposed_ns)} ({share(exposed_ns, gpu_ns)}) run beside nothing; "
             f"most in {worst['copy']} in {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} at "
             f"{worst['gb_per_s']:.1f} GB/s"
@@ -186,10 +188,11 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         layer, phase = costliest(same, "ns")
         run, length = (same[name].to_numpy() for name in ("run", "length"))
         is_long, longest = length >= CHAIN_LENGTH, length.max()
+        shortest = length[is_long].min(initial=longest)
         evidence = (
-            f"{plural(len(np.unique(run[is_long])), 'chain')} of {length[is_long].min(initial=longest)} or more "
-            f"such kernels, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; the "
-            f"longest has {longest} kernels"
+            f"{program.number(len(np.unique(run[is_long])), 'chain')} of {shortest} or more "
+            f"such kernels, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; "
+            f"the longest has {longest} kernels"
         )
         fix = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
         if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum():
@@ -300,7 +303,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     layer, phase = costliest(products, "ns")
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (
-        f"{plural(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
+        f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
         f"{longest['name'].iloc[0][:70]}"
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
@@ -327,7 +330,7 @@ def double_precision(program: Program) -> Iterator[Finding]:
         for part, chosen in ((1, is_cast), (0.5, ~is_cast & is_outside), (0.75, ~is_cast & ~is_outside))
     )
     evidence = (
-        f"{plural(len(kernels), 'kernel')}, {program.of_wall(kernels['ns'].sum())}, of which casts "
+        f"{program.number(len(kernels), 'kernel')}, {program.of_wall(kernels['ns'].sum())}, of which casts "
         f"{program.ms(kernels['ns'][is_cast].sum())}"
     )
     yield program.finding_in_ops(

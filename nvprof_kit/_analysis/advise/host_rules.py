@@ -273,12 +273,12 @@ def sync(program: Program) -> Iterator[Finding]:
         evidence = (
             f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
             f"after {worst['call']} in {layer} {phase}: {program.ms(there['lost_ns'].sum())} in "
-            f"{_number(len(there), program)}, the longest {ms(worst['lost_ns'])}"
+            f"{program.number(len(there), 'gap')}, the longest {ms(worst['lost_ns'])}"
         )
         if (layers := rows["layer"].nunique()) > 1:
             evidence += (
                 f"; in {plural(layers, 'layer')}{' like it' * (of == 'place')} {program.ms(rows['lost_ns'].sum())}, "
-                f"{_number(len(rows), program)}"
+                f"{program.number(len(rows), 'gap')}"
             )
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
         if is_late or saves > 2 * rows["lost_ns"].sum():
@@ -299,12 +299,6 @@ def sync(program: Program) -> Iterator[Finding]:
             "sync", title, evidence, layer, phase, start, start + int(worst["lost_ns"]), saves, fix,
             "medium" if is_late and of != "launch" else "high", refuted_by,
         )  # fmt: skip
-
-
-def _number(count: int, program: Program) -> str:
-    """A number of gaps as text, per step and GPU where it is one or more."""
-    each = count / program.parts
-    return f"{each:,.0f} gaps per step" if program.choice.count and each >= 1.5 else plural(count, "gap")
 
 
 def dataloader(program: Program) -> Iterator[Finding]:

@@ -497,6 +497,13 @@ class Program(Operations):
         """A sum over the steps and GPUs as text, per step and GPU."""
         return ms(ns / self.parts)
 
+    def number(self, count: float, noun: str, nouns: str = "") -> str:
+        """How many of these there are as text: per step and GPU, or in all steps if there are fewer."""
+        each, several, steps = count / self.parts, nouns or f"{noun}s", self.choice.count
+        if steps and (each >= 1.5 or each == 1):
+            return f"{each:,.0f} {several if each > 1 else noun} per step"
+        return f"{count:,.0f} {several if count > 1 else noun}{f' in {steps} steps' if steps > 1 else ''}"
+
     def of_wall(self, ns: float) -> str:
         """A sum over the steps and GPUs as text, with its share of their time."""
         return f"{self.ms(ns)} of {self.ms(self.wall_ns)}{self.per_step} ({share(ns, self.wall_ns)})"
