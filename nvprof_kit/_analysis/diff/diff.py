@@ -27,6 +27,8 @@ from nvprof_kit._analysis.diff.samples import (
     Samples,
     block_samples,
     compared_kernels,
+    in_other,
+    phases_of_one_side,
     step_samples,
 )
 from nvprof_kit._analysis.flops.work import Key as LayerPhase
@@ -36,7 +38,7 @@ from nvprof_kit._result.result import Result, renderers, table_named
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
-from nvprof_kit.names import NO_LAYER, NO_PHASE
+from nvprof_kit.names import NO_PHASE
 
 _SHARE = partial(Column, unit="share", kind="float")
 
@@ -227,6 +229,9 @@ def diff(
     reasons = _reasons_against(infos, runs)
     if reasons and not (anyway and all(len(run.steps) for run in runs)):
         raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {'; '.join(reasons)}")
+    unlike = phases_of_one_side(sides)
+    runs = [in_other(run, unlike) for run in runs]
+    sides = runs[: len(base)], runs[len(base) :]
     wall_ns = sum(float(run.wall.sum()) for run in runs)
     idle = max(1 - sum(run.times.to_numpy().sum() for run in runs) / wall_ns, 0.0) if wall_ns else 0.0
     noise = Noise.between(min(len(base), len(new)), idle, all(info.on_gpu for info in infos), run_noise)
@@ -246,7 +251,7 @@ def diff(
         launches=launches,
         noise=noise,
         unit="block" if runs[0].blocks else "step",
-        notes=tuple(_notes(infos, sides, changes, noise)),
+        notes=tuple(_notes(infos, sides, changes, noise, unlike)),
     )
 
 
@@ -374,6 +379,7 @@ def _notes(
     sides: tuple[list[Samples], list[Samples]],
     changes: Mapping[str, Effects],
     noise: Noise,
+    unlike: set[str],
 ) -> list[str]:
     """What a reader could otherwise misunderstand about how the captures were compared: blocks instead of steps, steps
     that are left out, as warm-up or of rows that stalled in them, communication, and the noise.
@@ -406,11 +412,10 @@ def _notes(
             notes.append(
                 f"{info.path}: left out because it took much longer than the other steps: {', '.join(stalls)}."
             )
-    phases = [{phase for run in side for layer, phase, _ in run.times.index if layer == NO_LAYER} for side in sides]
-    if NO_PHASE in phases[0] | phases[1] and (unshared := (phases[0] ^ phases[1]) - {NO_PHASE}):
+    if unlike:
         notes.append(
-            f"Outside layers only one side has the phases {', '.join(sorted(unshared))}: where the program does not "
-            f"name them, their work counts as {NO_PHASE}."
+            f"Outside layers only one side has the phases {', '.join(sorted(unlike))}: they are compared as "
+            f"{NO_PHASE}, which has their work on the other side, if it does any of it."
         )
     if any("comm" in run.times.index.get_level_values("kernel_class") for run in runs):
         notes.append("Layers and phases are compared without communication, which may be waiting for other ranks.")

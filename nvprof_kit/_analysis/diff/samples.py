@@ -27,7 +27,7 @@ from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import as_issues
-from nvprof_kit.names import layer_index
+from nvprof_kit.names import NO_LAYER, NO_PHASE, layer_index
 
 KEY = ["layer", "phase", "kernel_class"]
 MIN_STEPS = 2
@@ -60,6 +60,20 @@ class Samples:
     blocks: str = ""
     idle_ns: int = 0
     window_ns: int = 0
+
+
+def phases_of_one_side(sides: tuple[list[Samples], list[Samples]]) -> set[str]:
+    """The phases outside layers that only one side has, while the other has work in no phase that may be theirs."""
+    base, new = ({phase for run in side for layer, phase, _ in run.times.index if layer == NO_LAYER} for side in sides)
+    gone, added = base - new if NO_PHASE in new else set(), new - base if NO_PHASE in base else set()
+    return (gone | added) - {NO_PHASE}
+
+
+def in_other(run: Samples, phases: set[str]) -> Samples:
+    """The samples with these phases outside layers as `NO_PHASE`."""
+    index = run.times.index.to_frame(index=False)
+    index.loc[(index["layer"] == NO_LAYER) & index["phase"].isin(phases), "phase"] = NO_PHASE
+    return replace(run, times=run.times.set_axis(pd.MultiIndex.from_frame(index)))
 
 
 def step_samples(operations: Operations, options: StepOptions) -> Samples:

@@ -693,7 +693,6 @@ def test_what_the_profiler_adds_to_each_call_hides_no_wait_and_saves_nothing(fil
 
 
 def test_in_doubles_outside_layers_half_is_saved(file):
-    file.range_("step 0", 0, 100_000, category="step", payload=0)
     file.kernel(0, 80_000, launched=(0, 1), name=DOUBLES)
     assert [finding.saves_ns for finding in of_rule("double-precision", file.write())] == [40_000]
 

@@ -212,8 +212,9 @@ def test_waiting_in_a_collective_is_no_change_of_a_layer(tmp_path):
 
 def test_phases_that_one_side_does_not_name_are_said(tmp_path):
     work = {kind: [(500, [("loss", 11, 100, 90, "a", kind)])] * 3 for kind in ("phase", "user")}
-    sides = (opened(written(tmp_path / f"{kind}.sqlite", 1000, steps)) for kind, steps in work.items())
-    assert "Outside layers only one side has the phases loss: where the program" in diff(*sides).notes[0]
+    result = diff(*(opened(written(tmp_path / f"{kind}.sqlite", 1000, steps)) for kind, steps in work.items()))
+    assert "only one side has the phases loss: they are compared as other" in result.notes[0]
+    assert row(result, level="phase", phase="other")["verdict"] == "same"
 
 
 def test_several_runs_measure_the_noise_from_run_to_run(tmp_path):
