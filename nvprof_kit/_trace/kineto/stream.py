@@ -25,8 +25,12 @@ _WINDOW = 4 << 20
 _LONGEST_VALUE = 64 << 20
 """Longer than any event; text that cannot be decoded within it is damaged."""
 _SPACE = re.compile(r"[ \t\n\r]*")
-_NAME, _QUOTE = re.compile(r'\s*"name": "(.*)",?'), re.compile(r'(?<!\\)"')
+_NAME = re.compile(r'(\n[ \t]*"name": ")([^"\\\n]*(?:\\.[^"\\\n]*)*"(?! *, *"[^"\n]*" *:).*)(?=",?\n)')
+"""A line with nothing but a name in which there is a quote without a backslash."""
+_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)"')
 _BETWEEN_EVENTS = re.compile(r"\}\s*,\s*$")
+_CUT = re.compile(r".{0,15}[^\]}]")
+"""What is left of a number, a word or a name that is cut off."""
 _DECODER = json.JSONDecoder(strict=False)
 _OTHER = ("schemaVersion", "deviceProperties")
 _TRIES = 4
@@ -133,12 +137,14 @@ class TraceFile:
                 f"{self._named}: the gzip file is cut off or damaged; record it again or copy it again"
             ) from None
         except json.JSONDecodeError as error:
-            where, after = f"at character {self._before + error.pos}", error.doc[error.pos :].strip()[:40]
-            text = f"cut off {where}: the program ended before the trace was whole; record it again"
-            if after and not error.msg.startswith(
-                "Unterminated"
-            ):  # PyTorch writes names of Python functions as they are
-                text = f"damaged {where}, {after!r}: record it again, without stacks if a quote in a name is the cause"
+            at, after = self._before + error.pos, error.doc[error.pos :].strip()
+            text = f"cut off at character {at}: the program ended before the trace was whole; record it again"
+            cut = not after or error.msg.startswith("Unterminated") or (at and _CUT.fullmatch(after))
+            if not cut:
+                text = (
+                    f"damaged at character {at}, {after[:40]!r}: record it again, without stacks if a quote in a name "
+                    "is the cause"
+                )
             raise CaptureError(f"{self._named}: the JSON is {text}") from None
         except (RecursionError, ValueError) as error:
             raise CaptureError(
@@ -183,6 +189,8 @@ class TraceFile:
                 if rows is not None:
                     yield [*slow, *rows] if slow else rows
                     slow = []
+                    continue
+                if self._escape():
                     continue
                 slow_until = self._before + len(self._text)
             value = self._value()
@@ -247,16 +255,18 @@ class TraceFile:
                 if end < len(self._text) or not self._read_more():  # a number may go on
                     self._at = end
                     return value
-            except json.JSONDecodeError as error:
-                # PyTorch writes the quotes in names of Python functions as they are: escape those at this position
-                begin, end = self._text.rfind("\n", self._at, error.pos) + 1, self._text.find("\n", error.pos)
-                name = _NAME.fullmatch(self._text, begin, end) if 0 < begin < end else None
-                if quotes := [*_QUOTE.finditer(self._text, *name.span(1))] if name else []:
-                    for quote in reversed(quotes):
-                        self._text = f"{self._text[: quote.start()]}\\{self._text[quote.start() :]}"
+            except json.JSONDecodeError:
+                if self._escape():
                     continue
                 if len(self._text) - self._at > _LONGEST_VALUE or not self._read_more():
                     raise
+
+    def _escape(self) -> bool:
+        """Escape the quotes in names of Python functions, which PyTorch does not; False if there are none."""
+        rest, names = _NAME.subn(lambda name: name[1] + _QUOTE.sub(r'\1\\"', name[2]), self._text[self._at :])
+        if names:
+            self._text = self._text[: self._at] + rest
+        return bool(names)
 
     def _read_more(self) -> bool:
         """Read more of the file and drop consumed text; False at the end of the file."""

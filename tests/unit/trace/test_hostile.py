@@ -13,6 +13,7 @@ import nvprof_kit
 from nvprof_kit._api.capture import read_rules
 from nvprof_kit._trace.files import packed
 from nvprof_kit._trace.flops_file import read_flops
+from nvprof_kit._trace.kineto import stream
 from nvprof_kit._trace.open import open_capture, open_ncu, open_snapshot
 from nvprof_kit._trace.timer_log import read_timer_logs
 from nvprof_kit.errors import CaptureError
@@ -46,20 +47,19 @@ def test_ids_as_large_as_they_come_and_times_as_text(tmp_path):
     assert (read.ops["end_ns"] - read.ops["start_ns"]).tolist() == [1250]
 
 
-def test_an_event_longer_than_the_window_and_a_header_behind_the_events(tmp_path, monkeypatch):
-    from nvprof_kit._trace.kineto import stream
-
-    monkeypatch.setattr(stream, "_WINDOW", 16)
-    path = tmp_path / "a.json"
-    write(path, [event("cpu_op", "aten::mm", float(number), 2.0) for number in range(50)], schemaVersion=12)
-    text = json.dumps(json.loads(path.read_text()), indent=2)
-    path.write_text(text.replace('"aten::mm"', '"aten::mm """', 1))  # as PyTorch writes quotes in a name
+@pytest.mark.parametrize("window", [16, 4 << 20])
+def test_an_event_longer_than_the_window_and_a_header_behind_the_events(window, tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "_WINDOW", window)
+    events = [event("cpu_op", "aten::mm", float(number), 2.0) for number in range(50)]
+    path = write(tmp_path / "a.json", events, schemaVersion=12)
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=2).replace('"aten::mm"', '"aten::mm """'))
     read = open_capture(path)
     assert read.info.schema == "12"
     assert len(read.calls if read.calls is not None else read.ops) == 50
     for text, told in (
         (path.read_text()[:-40], "cut off at character"),
-        ('{"traceEvents": [{"name": """}]}', "a quote"),
+        ('{"traceEvents": [{"ts": 0.', "cut off at character"),
+        ('{"traceEvents": [{"name": """}]}', "a quote"),  # PyTorch writes quotes in names as they are
     ):
         path.write_text(text)
         with pytest.raises(CaptureError, match=told):
