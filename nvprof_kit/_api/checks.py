@@ -65,7 +65,7 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
         for path, layers in layers_by_path.items():
             findings = [*findings_by_path[path], *examine_issues(layers.warnings)]
             has_ranges = layers.summary.layers and "structure" not in layers.summary.by_how
-            if has_ranges and not path.endswith(_TRACE_SUFFIXES):  # in other domains than ours
+            if has_ranges and not path.endswith(_TRACE_SUFFIXES):  # of another NVTX domain
                 findings = [each for each in findings if (each.rule, each.severity) != ("ranges", "warning")]
             findings_by_path[path] = by_severity(findings)
         return Checks(findings_by_path, sources=tuple(map(Path, paths)))

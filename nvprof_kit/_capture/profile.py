@@ -137,7 +137,7 @@ def profile_program(
         supervisor.end_orphans()
     if seconds > 60 and not settings.keys() & {"capture-range", "duration"}:
         say(f"all {seconds} s of the run were captured; a window of a few steps is smaller and as good: see --step")
-    say_what_nsys_lost(supervisor.printed)
+    say_what_nsys_lost("".join(supervisor.printed))
     absent = what_never_began(settings) if has_begun else "nsys ended before it began the program"
     folder = Path(output).parent
     return finish_report(tool, stage, folder, status, force=force, is_empty=is_empty, absent=absent, export=export)

@@ -79,7 +79,7 @@ def launch_session(
         status = supervisor.run(command, program)
         if status > 128 or supervisor.left_early:
             supervisor.end_orphans()
-        say_what_nsys_lost(supervisor.printed)
+        say_what_nsys_lost("".join(supervisor.printed))
     return status
 
 

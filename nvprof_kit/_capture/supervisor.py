@@ -129,7 +129,7 @@ class NsysSupervisor(Supervisor):
     Attributes:
         state: The folder in which ``program.bash`` tells the program's process and status, and nsys spools.
         left_early: Whether nsys ended before the program; then it leaves its agent behind.
-        printed: What nsys printed.
+        printed: The lines that nsys printed.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class NsysSupervisor(Supervisor):
         super().__init__(environ)
         self.state = state.resolve()
         self.left_early = False
-        self.printed = ""
+        self.printed: list[str] = []
         self._stage = f"{stage.resolve()}/"
         if not keep_spool:  # nsys spools there; the user's may be small
             self._environ["TMPDIR"] = str(self.state)
@@ -195,7 +195,7 @@ class NsysSupervisor(Supervisor):
                 if text.strip().startswith("Generating '") and self._ends_with_capture:
                     self._tell_program(signal.SIGTERM)
                 self._has_failed |= _FAILED.search(text.strip()) is not None
-                self.printed += text
+                self.printed.append(text)
                 relay(text, self._stage)
 
         relaying = threading.Thread(target=relay_all, daemon=True)

@@ -125,7 +125,9 @@ def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame, floor_
     longest = float(costs.median().max()) if len(faults) else 0.0
     nobody = f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than {_ms(longest)} of "
     if floor_ns >= NOTABLE * length:
-        nobody = f"no verdict: are these captures of one run? Their clocks agree only to {_ms(floor_ns)} of "
+        nobody = (
+            f"no verdict: are these captures of one run? Their clocks agree only to within {_ms(floor_ns)}, beside "
+        )
     return (
         link
         or spread_out(faults, costs.fillna(0.0), length)

@@ -94,10 +94,12 @@ def lost_launches(trace: Trace) -> list[Issue]:
     )
     if count <= max(_NOTABLE * len(start), noun == "steps"):
         return []
+    advice = "record a few steps (record --schedule)"
+    if trace.info.tool.startswith("nsys"):
+        advice = "use an nsys as new as the driver, or capture a window (profile --step N, or -x --delay=S)"
     text = (
         f"{count} of {len(start)} ranges of {noun} begin after the last CUDA launch in the capture: launches were "
-        "lost, so GPU times are too small; use an nsys as new as the driver, or capture a window (profile --step N, or "
-        "-x --delay=S)"
+        f"lost, so GPU times are too small; {advice}"
     )
     return [Issue("lost-launches", "error", count / len(start), text)]
 

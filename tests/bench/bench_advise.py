@@ -28,6 +28,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -84,7 +85,7 @@ def planted(folders: list[Path]) -> list[str]:
         (folder, json.loads(line)) for folder in folders for line in (folder / "meta.jsonl").read_text().splitlines()
     ]
     rows, judged, clean = [], Counter[str](), []
-    of_base: dict[tuple[str, ...], float] = {}
+    of_base: dict[tuple[Any, ...], float] = {}
     for folder, program in sorted(programs, key=lambda pair: str(pair[1]["name"])):
         name, measured, times = program["name"], program["saving_ms"] or 0.0, program.get("steps")
         if not (folder / f"{name}.sqlite.xz").exists() or measured < 0:
@@ -98,7 +99,8 @@ def planted(folders: list[Path]) -> list[str]:
             shown = parts[parts["step"].notna()] if steps else parts
             busy_ms = float((shown["wall_ns"] - shown["idle_ns"]).sum() / max(steps, 1)) * scale
             clean.append((base, advice, statistics.median(program["clean_ms"]), busy_ms, scale))
-            of_base |= {(base, *place_of(finding)): finding.saves_ns * scale for finding in reversed(advice.findings)}
+            for finding in reversed(advice.findings):
+                of_base[folder, base, place_of(finding)] = finding.saves_ns * scale
             continue
         rules, place = PLANTED.get(name) or PLANTED[fault]
         ranked = [
@@ -107,7 +109,7 @@ def planted(folders: list[Path]) -> list[str]:
             if finding.rule in rules.split() and re.search(place, f"{finding.layer} {finding.phase}")
         ]
         rank, finding = ranked[0] if ranked else (0, None)
-        saves = finding.saves_ns * scale - of_base.get((base, *place_of(finding)), 0.0) if finding else 0.0
+        saves = finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0) if finding else 0.0
         # a program that a profiler makes faster was captured on another host than it was measured on
         captured_ms = advice.wall_ns * scale
         judges = uncertain < 0.3 * measured and not 0 < captured_ms < 0.8 * (program.get("median_faulty_ms") or 0.0)

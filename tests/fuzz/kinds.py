@@ -65,8 +65,6 @@ def _mostly(usual: Chance, share: float = 0.8) -> Chance:
     return change
 
 
-# ---------------------------------------------------------------- files by themselves
-
 _EVENTS = 2500
 """Events that a trace is cut to, for speed."""
 
@@ -94,9 +92,6 @@ def _lay_trace(seed: str, folder: Path) -> Path:
 def _lay_timers(_: str, folder: Path) -> Path:
     (folder / "timer_rank0.log").write_text(_TIMERS)
     return folder / "timer_rank0.log"
-
-
-# ---------------------------------------------------------------- values in JSON
 
 
 def _holders(whole: Any, path: str) -> list[dict[str, Any]]:
@@ -154,9 +149,6 @@ def _random_values(source: Path, target: Path, chance: random.Random) -> None:
         _random_nodes(source, target, chance)
 
 
-# ---------------------------------------------------------------- files beside a capture
-
-
 def _lay_counts(seed: str, folder: Path) -> Path:
     unpacked(f"flops/{seed}.sqlite.xz", folder / "run.sqlite")
     return Path(shutil.copyfile(DATA / "flops" / f"{seed}.flops.json", folder / "run.flops.json"))
@@ -197,9 +189,6 @@ def _change_rule(source: Path, target: Path, spot: Spot, way: str) -> None:
     key, _, value = lines[place].partition(" = ")
     lines[place] = f"{key}_of_2031 = {value}" if way == "rename" else f"{key} = 7"
     target.write_text("\n".join(lines) + "\n")
-
-
-# ---------------------------------------------------------------- packed captures
 
 
 def _lay_packed(seed: str, folder: Path) -> Path:

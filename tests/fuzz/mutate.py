@@ -15,9 +15,6 @@ _ODD = (*_ODD_NUMBERS, 1, 2**31, 2**53 + 1, 2**63 - 1, -0.5, 1e300, "=1+1", "\x1
 _ODD_JSON = (*_ODD_NUMBERS, 2**70, 1e308, "12.5", [], {}, [[]], True, "\x1b]0;x\x07", "\ud800")
 
 
-# ---------------------------------------------------------------- columns of SQLite
-
-
 def columns(path: Path) -> list[tuple[str, str]]:
     """Every column of every table with rows, but for the tables that only list names of codes."""
     with closing(sqlite3.connect(path)) as db:
@@ -80,9 +77,6 @@ def random_bytes(source: Path, target: Path, chance: random.Random) -> None:
         for _ in range(chance.choice((1, 5, 50))):
             data[chance.randrange(len(data))] = chance.randrange(256)
     target.write_bytes(bytes(data))
-
-
-# ---------------------------------------------------------------- json and pickles
 
 
 def keys(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -151,9 +145,6 @@ def _random_place(whole: Any, chance: random.Random) -> tuple[Any, Any]:
         holder, key = at, chance.choice(list(at)) if isinstance(at, dict) else chance.randrange(len(at))
         at = holder[key]
     return holder, key
-
-
-# ---------------------------------------------------------------- text
 
 
 def random_text(source: Path, target: Path, chance: random.Random) -> None:

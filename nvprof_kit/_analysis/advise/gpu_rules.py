@@ -16,6 +16,7 @@ from nvprof_kit._analysis.advise.program import (
     FEW_TOKENS_NS,
     MANY_PARAMETERS,
     POINTWISE,
+    WORTH_A_NOTE,
     Program,
     at,
     costliest,
@@ -75,24 +76,25 @@ def copies(program: Program) -> Iterator[Finding]:
     moves = moves.rename(columns={"name": "copy", "host_memory": "memory"})
     blocks = (rows["memory"] == "pageable") | (rows["blocking"] > 0)
     gaps, waits = program.gaps_at_copies, program.times.waits
-    host_ns = int(gaps["idle_ns"].sum())
-    if host_ns and program.replays:
-        host_ns = min(host_ns, program.saved_ns(waits[waits["gap"].isin(gaps.index)], gaps))
+    host_ns = idle_ns = int(gaps["idle_ns"].sum())
+    if idle_ns and program.replays:
+        host_ns = min(idle_ns, program.saved_ns(waits[waits["gap"].isin(gaps.index)], gaps))
     blocking = rows[blocks]
     exposed_ns = min(int(blocking["exposed_ns"].sum()), program.busy_ns(moves))
     if len(blocking) and exposed_ns + host_ns >= COPY_SHARE * program.wall_ns:
         # where the host's work on their data takes longer than the copies, that is outside the layers
-        first = (blocking["layer"] == NO_LAYER) if host_ns > exposed_ns else blocking["exposed_ns"]
+        first = (blocking["layer"] == NO_LAYER) if idle_ns > exposed_ns else blocking["exposed_ns"]
         worst = blocking.iloc[int(first.to_numpy().argmax())]
         evidence = (
             f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
             f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them through "
-            f"pageable memory, {blocking['bytes'].sum() / program.parts / 1e6:.1f} MB and {program.ms(exposed_ns)} "
-            f"exposed{program.per_step}; "
+            f"pageable memory, {blocking['bytes'].sum() / program.parts / 1e6:.1f} MB{program.per_step}; "
+            f"{program.ms(exposed_ns)} exposed{program.per_step}; "
             f"{worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
         )
-        if host_ns:
-            evidence += f"; the GPU idles {program.ms(host_ns)} more while the host works on their data"
+        if idle_ns:
+            evidence += f"; the GPU idles {program.ms(idle_ns)} more while the host works on their data"
+            evidence += f", {program.ms(host_ns)} without the profiler" * (host_ns < WORTH_A_NOTE * idle_ns)
         yield program.finding_in_ops(
             "copies", "Blocking copies", evidence, _moves_of(worst, moves), saves=exposed_ns + host_ns,
             fix="keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
@@ -187,11 +189,13 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     for _, same in chains.drop(columns=["layer_kind", "block", "block_kind"]).groupby(parts, observed=True):
         layer, phase = costliest(same, "ns")
         run, length = (same[name].to_numpy() for name in ("run", "length"))
-        is_long, longest = length >= CHAIN_LENGTH, length.max()
-        shortest = length[is_long].min(initial=longest)
+        longest = length.max()
+        is_long, waits_ns = length >= min(CHAIN_LENGTH, longest), int((same["cost_ns"] - same["ns"]).sum())
+        gpu_ns = int(same["ns"].sum())
+        waits = f" and {program.ms(waits_ns)} of waits for their launches" * (waits_ns >= WAITS_SHARE * gpu_ns)
         evidence = (
-            f"{program.number(len(np.unique(run[is_long])), 'chain')} of {shortest} or more "
-            f"such kernels, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; "
+            f"{program.number(len(np.unique(run[is_long])), 'chain')} of {length[is_long].min()} or more "
+            f"such kernels, {program.ms(gpu_ns)} of GPU time{waits}{program.per_step}; most in {layer} {phase}; "
             f"the longest has {longest} kernels"
         )
         fix = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
@@ -256,7 +260,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
             continue
         layer, phase = costliest(same, "ns")
         evidence = (
-            f"{program.of_wall(saves)} in {len(same) / program.parts:,.0f} kernels{program.per_step} that only copy, "
+            f"{program.of_wall(saves)} in {program.number(len(same), 'kernel')} that only copy, "
             f"in {plural(same['layer'].nunique(), 'layer')}; most in {layer} {phase}: "
             f"{program.ms(at(same, layer, phase)['ns'].sum())}"
         )
@@ -330,11 +334,12 @@ def double_precision(program: Program) -> Iterator[Finding]:
         for part, chosen in ((1, is_cast), (0.5, ~is_cast & is_outside), (0.75, ~is_cast & ~is_outside))
     )
     evidence = (
-        f"{program.number(len(kernels), 'kernel')}, {program.of_wall(kernels['ns'].sum())}, of which casts "
+        f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
         f"{program.ms(kernels['ns'][is_cast].sum())}"
     )
     yield program.finding_in_ops(
-        "double-precision", "Kernels in double precision", evidence, kernels, confidence="high", saves=saves,
+        "double-precision", "Kernels in double precision", evidence, kernels, confidence="high",
+        saves=min(saves, program.busy_ns(kernels)),
         fix="look for torch.float64, NumPy arrays and Python lists of floats that became tensors, and .double(); "
         "compute in the activations' dtype, or in float32",
         refuted_by="the program needs double precision there",
@@ -382,8 +387,8 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
 
 def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     """A prefill runs kernels on its logits four times as long as those on a block's activations; or its head's product
-    has a kernel with tiles of at least 128x128, as `nvjet_sm90_tst_320x128_…`, and takes as long as the longest of a
-    block, unless these have few tokens: so it computes the logits of all tokens.
+    has a kernel with tiles of at least 128x128, as `nvjet_sm90_tst_320x128_…`, and takes as long as nine of ten
+    products of the blocks, unless these have few tokens: so it computes the logits of all tokens.
 
     Saves: The time of the head and of these kernels.
     """
@@ -418,12 +423,13 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
         )
     if is_large.any():
         name = str(kernels["name"][is_large].iloc[0])
-        evidence += f"; its product, {name[:60]}, has tiles for many rows and takes as long as the longest of a block"
+        evidence += f"; its product, {name[:60]}, has tiles for many rows and takes as long as the long ones of a block"
     yield program.finding_in_ops(
         "logits", "Logits of all tokens", evidence, heads, saves=saves,
         fix="compute the logits of each sequence's last token only (logits_to_keep=1 in transformers), and keep them "
         "in bf16",
-        refuted_by="the program needs the logits of every token, as scoring does; or the head has a row per sequence",
+        refuted_by="the program needs the logits of every token, as scoring does; or the head has a row per sequence "
+        "or patch",
     )  # fmt: skip
 
 
@@ -441,7 +447,7 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
     idle_ns = int(idle["idle_ns"][idle["phase"] == "optimizer"].sum())
     waits = f", between which the GPU waits {program.ms(idle_ns)} for launches" * (idle_ns >= WAITS_SHARE * busy_ns)
     evidence = (
-        f"{len(kernels) / program.parts:,.0f} kernels{program.per_step} in the optimizer, {program.ms(busy_ns)}{waits}"
+        f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.ms(busy_ns)}{program.per_step}{waits}"
     )
     yield program.finding_in_ops(
         "optimizer-loop", "The optimizer runs kernels for each parameter", evidence, kernels,

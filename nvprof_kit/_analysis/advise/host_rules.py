@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program, at, costliest, kinds, matching, ms, placed
+from nvprof_kit._analysis.advise.program import (
+    STEPS_TO_JUDGE,
+    WORTH_A_NOTE,
+    Program,
+    at,
+    costliest,
+    kinds,
+    matching,
+    ms,
+    placed,
+)
 from nvprof_kit._analysis.breakdown.devices import PLACE
 from nvprof_kit._analysis.breakdown.host import CAUSES, OTHER_CAUSES
 from nvprof_kit._findings import Finding
@@ -21,8 +31,6 @@ SURE_SHARE, LIKELY_SHARE = 0.5, 0.3
 """A profiler at most doubles the host's time, so half of the step is idle without it too, and of less than a third
 there may be nothing left.
 """
-WORTH_A_NOTE = 0.8
-"""A note says why a saving shrinks to less than this part; disturbed steps shrink it only if they do so."""
 LOOP_KERNELS, LOOP_SHARE = 50, 0.2
 SIBLINGS = 4
 SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES, TOGETHER, LOOP = 0.005, 4, 0.001, 3, 1.5, 0.5
@@ -254,32 +262,33 @@ def sync(program: Program) -> Iterator[Finding]:
         is_notable = saves >= max((OFTEN_SHARE if len(rows) >= often else SYNC_SHARE) * program.wall_ns, 1)
         costs.append(_Cost(saves, is_notable, of, rows["call"].iloc[0], rows))
     costs.sort(key=lambda cost: -cost.saves_ns)
-    single = [cost for cost in costs if cost.of == "place"]
+    singles = [cost for cost in costs if cost.of == "place"]
     together = [cost for cost in costs if cost.of == "launch"]
     for cost in [cost for cost in costs if cost.of == "call"]:
-        if cost.saves_ns >= TOGETHER * sum(one.saves_ns for one in single if one.call == cost.call):
+        measured = [single for single in singles if single.call == cost.call]
+        lost_ns = sum(int(single.rows["lost_ns"].sum()) for single in measured)
+        one_by_one_ns = sum(single.saves_ns for single in measured) * int(cost.rows["lost_ns"].sum()) / max(lost_ns, 1)
+        if measured and cost.saves_ns >= TOGETHER * one_by_one_ns:
             together.append(cost)
-            single = [one for one in single if one.call != cost.call]
-    found = [cost for cost in together if cost.is_notable] + [cost for cost in single if cost.is_notable][:PLACES]
+            singles = [single for single in singles if single.call != cost.call]
+    reported = [cost for cost in together if cost.is_notable] + [cost for cost in singles if cost.is_notable][:PLACES]
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
-    for without_checks_ns, _, of, _, rows in found:
+    for without_checks_ns, _, of, _, rows in reported:
         is_loop = of == "place" and len(rows) >= OFTEN * program.parts and rows["follows"].mean() >= LOOP
         saves = program.wait_ns(rows, with_checks=True) if is_loop or of == "call" else without_checks_ns
         layer, phase = costliest(rows, "lost_ns")
-        there = at(rows, layer, phase)
-        worst = there.iloc[int(there["lost_ns"].argmax())]
+        of_layer = at(rows, layer, phase)
+        worst = of_layer.iloc[int(of_layer["lost_ns"].argmax())]
         evidence = (
             f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
-            f"after {worst['call']} in {layer} {phase}: {program.ms(there['lost_ns'].sum())} in "
-            f"{program.number(len(there), 'gap')}, the longest {ms(worst['lost_ns'])}"
+            f"after {worst['call']} in {layer} {phase}: {program.ms(of_layer['lost_ns'].sum())} in "
+            f"{program.number(len(of_layer), 'gap')}, the longest {ms(worst['lost_ns'])}"
         )
         if (layers := rows["layer"].nunique()) > 1:
-            evidence += (
-                f"; in {plural(layers, 'layer')}{' like it' * (of == 'place')} {program.ms(rows['lost_ns'].sum())}, "
-                f"{program.number(len(rows), 'gap')}"
-            )
+            like_it = " like it" * (of == "place")
+            evidence += f"; in all in {plural(layers, 'layer')}{like_it}, {program.number(len(rows), 'gap')}"
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
         if is_late or saves > 2 * rows["lost_ns"].sum():
             evidence += (
@@ -290,9 +299,10 @@ def sync(program: Program) -> Iterator[Finding]:
         title, refuted_by = f"The host waits for the GPU{within}", "the idle time remains when the call is removed"
         if of == "call":
             title = f"The host waits for the GPU in many places{within}"
-            fix = f"turn off torch.autograd.set_detect_anomaly and hooks that check values in every layer; {fix}"
+            anomaly = "torch.autograd.set_detect_anomaly and " * (program.mode == "training")
+            fix = f"turn off {anomaly}hooks that check values in every layer; {fix}"
         if of == "launch":
-            title, refuted_by = "Every launch waits for its kernel", "launches wait with it unset too"
+            title, refuted_by = "Every launch waits for its kernel", "launches wait with CUDA_LAUNCH_BLOCKING unset too"
             fix = "unset CUDA_LAUNCH_BLOCKING, and run without a debugger or sanitizer that makes launches wait"
         start = int(gaps["start_ns"].iloc[int(worst["gap"])])
         yield Finding(

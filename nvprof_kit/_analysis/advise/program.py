@@ -43,6 +43,9 @@ MASK_PART = 0.25
 STALL_OF_STEP = 0.05
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
+WORTH_A_NOTE = 0.8
+"""A note says why a saving shrinks to less than this part; disturbed steps shrink it only if they do so."""
+
 STEPS_TO_JUDGE = 4
 """So many steps tell what is usual."""
 
@@ -57,7 +60,7 @@ BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 """The block of a layer: its path up to the first number."""
 DOUBLE = re.compile(r"lambda\(double\)|<(?:\(int\)\d+, )?double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
-_KERNEL_LAUNCH = re.compile("LaunchKernel")
+_KERNEL_LAUNCH = re.compile("Launch(Cooperative)?Kernel")
 _MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
 _WITH_GRADIENTS = re.compile("RegisterPostBackward|NoopSaveInputs")
@@ -335,23 +338,29 @@ class Program(Operations):
         prepares what one takes away; and those between two such copies of a step that are longer than all operations
         between the copies, as where a loop copies number after number.
         """
-        gaps, copies = self.gaps[self.gaps["layer"] == NO_LAYER], self.ops[self.ops["host_memory"] == "pageable"]
-        beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
-        beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])
+        all_gaps, steps = self.gaps[self.gaps["layer"] == NO_LAYER], self.times.steps
+        all_copies, of_gpus = self.ops[self.ops["host_memory"] == "pageable"], []
         at_work = ["unknown", "after_sync", "sync", "off_cpu", "python"]
-        works = beside & gaps["cause"].isin(at_work)
-        ends = np.sort(copies["end_ns"])
-        before = np.searchsorted(ends, gaps["start_ns"], side="right") - 1
-        is_between = (
-            (before >= 0) & (before + 1 < len(ends)) & gaps["cause"].isin([*at_work, "launch", "copy", "queued"])
-        )
-        if is_between.any():
-            ended = np.searchsorted(ends, self.ops["end_ns"])  # before how many of the copies
-            work_ns = np.cumsum(exact_sums(ended, self.ops["ns"].to_numpy(), len(ends) + 1))
-            step = np.searchsorted(np.sort(self.steps["start_ns"]), ends, side="right")
-            after = np.minimum(before + 1, len(ends) - 1)
-            works |= is_between & (step[before] == step[after]) & (work_ns[after] - work_ns[before] <= gaps["idle_ns"])
-        return gaps[works]
+        for lane in all_copies["lane"].unique():
+            gpu, copies = devices_of(self.trace)[0][lane], all_copies[all_copies["lane"] == lane]
+            of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
+            gaps = all_gaps[all_gaps["window"].isin(of_lane.index)]
+            beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
+            beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])
+            works, ends = beside & gaps["cause"].isin(at_work), np.sort(copies["end_ns"])
+            before = np.searchsorted(ends, gaps["start_ns"], side="right") - 1
+            is_between = (
+                (before >= 0) & (before + 1 < len(ends)) & gaps["cause"].isin([*at_work, "launch", "copy", "queued"])
+            )
+            if is_between.any():
+                ops = self.ops[["end_ns", "ns"]][self.ops["lane"] == lane]
+                ended = np.searchsorted(ends, ops["end_ns"])  # before how many of the copies
+                work_ns = np.cumsum(exact_sums(ended, ops["ns"].to_numpy(), len(ends) + 1))
+                step = np.searchsorted(np.sort(of_lane["start_ns"]), ends, side="right")
+                after, idle_ns = np.minimum(before + 1, len(ends) - 1), gaps["idle_ns"]
+                works |= is_between & (step[before] == step[after]) & (work_ns[after] - work_ns[before] <= idle_ns)
+            of_gpus += gaps.index[works].tolist()
+        return all_gaps[all_gaps.index.isin(of_gpus)]
 
     @cached_property
     def stalls(self) -> pd.DataFrame:
@@ -498,11 +507,12 @@ class Program(Operations):
         return ms(ns / self.parts)
 
     def number(self, count: float, noun: str, nouns: str = "") -> str:
-        """How many of these there are as text: per step and GPU, or in all steps if there are fewer."""
+        """How many of these there are as text: per step and GPU, or in all steps if that is about one."""
         each, several, steps = count / self.parts, nouns or f"{noun}s", self.choice.count
-        if steps and (each >= 1.5 or each == 1):
-            return f"{each:,.0f} {several if each > 1 else noun} per step"
-        return f"{count:,.0f} {several if count > 1 else noun}{f' in {steps} steps' if steps > 1 else ''}"
+        if not steps or each >= 1.5 or each == 1:
+            digits = 1 if each < 10 and each % 1 else 0
+            return f"{each:,.{digits}f} {several if each > 1 else noun}{self.per_step}"
+        return f"{count:,.0f} {several if count > 1 else noun} in {steps} steps"
 
     def of_wall(self, ns: float) -> str:
         """A sum over the steps and GPUs as text, with its share of their time."""
@@ -560,7 +570,7 @@ def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
 
 
 def placed(rows: pd.DataFrame, keys: Sequence[str] = ("layer", "phase")) -> tuple[Int64Array, pd.MultiIndex]:
-    """The layer and phase of each row, a position in the index of all that there can be, in order."""
+    """The layer and phase, or what two columns are, of each row: a position in the index of all that there can be."""
     first, second = (rows[name].astype("category").cat for name in keys)
     place = first.codes.to_numpy(np.int64) * len(second.categories) + second.codes.to_numpy()
     return place, pd.MultiIndex.from_product([first.categories, second.categories], names=[*keys])

@@ -145,7 +145,7 @@ class Replay:
         is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
         if not is_gone.any() and not len(intervals[0]):
             return 0.0
-        is_check = self.checks(np.flatnonzero(is_gone[self._waits])) if with_checks else None
+        is_check = self.checks(np.flatnonzero(is_gone[self._waits])) if with_checks and is_gone.any() else None
         return max(self.length_ns - self._run(is_gone, intervals, is_check), 0)
 
     def checks(self, waits: Int64Array) -> npt.NDArray[np.bool_]:

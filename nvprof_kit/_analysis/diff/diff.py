@@ -173,7 +173,7 @@ class Diff(Result):
         return table_named({"rows": self.rows, "kernels": self.kernels}, view or self.view)
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""
+        """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unnamed``."""
         rows = self.table(view)
         if rows is self.kernels:
             return rows
@@ -229,8 +229,8 @@ def diff(
     reasons = _reasons_against(infos, runs)
     if reasons and not (anyway and all(len(run.steps) for run in runs)):
         raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {'; '.join(reasons)}")
-    unlike = phases_of_one_side(sides)
-    runs = [in_other(run, unlike) for run in runs]
+    unnamed = phases_of_one_side(sides) - {gate.target for gate in gates}
+    runs = [in_other(run, unnamed) for run in runs]
     sides = runs[: len(base)], runs[len(base) :]
     wall_ns = sum(float(run.wall.sum()) for run in runs)
     idle = max(1 - sum(run.times.to_numpy().sum() for run in runs) / wall_ns, 0.0) if wall_ns else 0.0
@@ -251,7 +251,7 @@ def diff(
         launches=launches,
         noise=noise,
         unit="block" if runs[0].blocks else "step",
-        notes=tuple(_notes(infos, sides, changes, noise, unlike)),
+        notes=tuple(_notes(infos, sides, changes, noise, unnamed)),
     )
 
 
@@ -379,7 +379,7 @@ def _notes(
     sides: tuple[list[Samples], list[Samples]],
     changes: Mapping[str, Effects],
     noise: Noise,
-    unlike: set[str],
+    unnamed: set[str],
 ) -> list[str]:
     """What a reader could otherwise misunderstand about how the captures were compared: blocks instead of steps, steps
     that are left out, as warm-up or of rows that stalled in them, communication, and the noise.
@@ -412,10 +412,10 @@ def _notes(
             notes.append(
                 f"{info.path}: left out because it took much longer than the other steps: {', '.join(stalls)}."
             )
-    if unlike:
+    if unnamed:
         notes.append(
-            f"Outside layers only one side has the phases {', '.join(sorted(unlike))}: they are compared as "
-            f"{NO_PHASE}, which has their work on the other side, if it does any of it."
+            f"Outside layers only one side has the phases {', '.join(sorted(unnamed))}: they are compared as "
+            f"{NO_PHASE}, which has their work on the other side."
         )
     if any("comm" in run.times.index.get_level_values("kernel_class") for run in runs):
         notes.append("Layers and phases are compared without communication, which may be waiting for other ranks.")

@@ -63,10 +63,20 @@ class Samples:
 
 
 def phases_of_one_side(sides: tuple[list[Samples], list[Samples]]) -> set[str]:
-    """The phases outside layers that only one side has, while the other has work in no phase that may be theirs."""
-    base, new = ({phase for run in side for layer, phase, _ in run.times.index if layer == NO_LAYER} for side in sides)
-    gone, added = base - new if NO_PHASE in new else set(), new - base if NO_PHASE in base else set()
-    return (gone | added) - {NO_PHASE}
+    """The phases outside layers that only one side has, where the other has more work in no phase, by half of theirs or
+    more: it does not name them.
+    """
+    times: list[pd.Series[float]] = []
+    for runs in sides:
+        rows: Any = pd.concat([run.times.mean(axis="columns") for run in runs])
+        rows = rows[rows.index.get_level_values("layer") == NO_LAYER]
+        times.append(rows.groupby(level="phase").sum() / len(runs))
+    unnamed: set[str] = set()
+    for side, other in (times, times[::-1]):
+        alone = side.drop([phase for phase in side.index if phase in other.index or phase == NO_PHASE])
+        more_ns = other.get(NO_PHASE, 0.0) - side.get(NO_PHASE, 0.0)
+        unnamed |= {*alone.index} if more_ns >= alone.sum() / 2 > 0 else set()
+    return unnamed
 
 
 def in_other(run: Samples, phases: set[str]) -> Samples:

@@ -396,7 +396,11 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
             frame.iloc[order][["start_ns", "tid"]], calls_of_api, on="start_ns", by="tid", direction="forward"
         )["launch_ns"].to_numpy()[np.argsort(order)]
         phase = np.array([phase for _, phase, *_ in regions])[of_range[inner]]
-        has_run = (phase != "recompute") | (launches < frame["end_ns"].to_numpy()) | (not trace.info.on_gpu)
+        has_run = (
+            (phase != "recompute")
+            | (launches < frame["end_ns"].to_numpy())
+            | (not trace.info.on_gpu or not len(trace.api))
+        )
         is_counted = _outermost(frame, kind) & is_in_step & has_run
         for row in order[is_counted[order]].tolist():
             key, call, name = (code[row], arguments[row]), calls[arguments[row]], str(names[code[row]])

@@ -207,7 +207,7 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
         return int(reserved.index.to_numpy()[reserved.argmax()]) if len(reserved) else int(devices[0])
     if device not in devices:
         raise CaptureError(
-            f"{snapshot.path}: nothing of device {device} in it; of devices it has {', '.join(map(str, devices))}"
+            f"{snapshot.path}: nothing of device {device} in it; it has device {', '.join(map(str, devices))}"
         )
     return device
 

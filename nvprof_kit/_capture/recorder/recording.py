@@ -141,7 +141,7 @@ class Recording:
         self._counts: object = None
         self._steps = 0
         self._base = 0
-        self._began = self._wrote = self._empty = False
+        self._began = self._wrote = self._empty = self._awaits_start = False
         self._thread = threading.get_ident()
         self._pid = os.getpid()
 
@@ -156,12 +156,9 @@ class Recording:
 
             def called(*_call: object, **_options: object) -> None:
                 first_call.remove()
-                if not self._began and os.getpid() == self._pid:
-                    try:
-                        self._record()
-                    except NvprofKitError as error:  # it must not end the program's forward
-                        say(str(error))
+                self._start()
 
+            self._awaits_start = True
             first_call = Patch(nn.Module, "__call__", before(called))  # a hook would be too late for ranges
         else:
             self._record()
@@ -208,6 +205,17 @@ class Recording:
         if awaits_second_step():
             say(NOTHING_COUNTED)
 
+    def _start(self) -> None:
+        """Begin a recording with stacks, at the first call of a module, or after a step in which only compiled code
+        called any.
+        """
+        awaits_start, self._awaits_start = self._awaits_start, False
+        if awaits_start and os.getpid() == self._pid:
+            try:
+                self._record()
+            except NvprofKitError as error:  # it must not end the program's forward
+                say(str(error))
+
     def _record(self) -> None:
         schedule = self._schedule or "all"
         self._recorder = record(self._path, schedule=schedule, on_trace_ready=self._announce, **self._detail)
@@ -223,6 +231,7 @@ class Recording:
             return
         self._steps += 1
         if self._recorder is None:
+            self._start()
             return
         self._recorder.step()  # which the schedule follows
         if self._schedule or not self._memory_mb:

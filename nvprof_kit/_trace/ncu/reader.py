@@ -10,7 +10,7 @@ from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.reader import Request, Source
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import Issue, as_issues
+from nvprof_kit.issues import Issue, as_issues, plural
 
 _DURATION = "gpu__time_duration"
 _MAX = 1e24
@@ -73,7 +73,7 @@ def _checked(report: NcuReport) -> NcuReport:
             raise CaptureError(f"{report.path}: {name} is in {report.units[name]!r}, which is no time; {FILE_DAMAGED}")
         is_wrong = (values < 0) | (values > (DAY_NS if is_time else _MAX))
         if is_wrong.any():
-            said = f"{name} is {values[is_wrong][0]:g} in {is_wrong.sum()} results"
+            said = f"{name} is {values[is_wrong][0]:g} in {plural(int(is_wrong.sum()), 'result')}"
             if is_time:
                 raise CaptureError(f"{report.path}: {said}; {FILE_DAMAGED}")
             metrics[name] = report.metrics[name].mask(is_wrong)

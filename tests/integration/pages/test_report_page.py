@@ -359,9 +359,6 @@ def test_a_hundred_layers_and_steps_stay_below_5_mb(chromium, tmp_path):
         page.get_by_role("button", name="Zoom in").click()
 
 
-# ---------------------------------------------------------------- the tree by memory
-
-
 MIB = 1 << 20
 
 

@@ -196,8 +196,6 @@ def test_a_report_that_came_meanwhile_is_kept(tool, place):
     assert files(place / ".run.partial") == ["run.sqlite"]
 
 
-# ---------------------------------------------------------------- ncu: however it ends
-
 SLEEP = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(100)"
 
 

@@ -133,8 +133,6 @@ def test_a_rank_that_is_not_there(tmp_path):
     )
 
 
-# ---------------------------------------------------------------- rank.sh
-
 SHOW = 'echo "$RANK|$1|$2|${NVTX_INJECTION64_PATH-}|$(cat /proc/$PPID/comm)"; exit 3'
 UNDER_NCU = {"NVPROF_KIT_NCU_RANK": "1", "NVTX_INJECTION64_PATH": "libcuda-injection.so"}
 
@@ -184,9 +182,6 @@ def test_a_folder_in_which_no_program_can_run(tmp_path):
         f"rank.sh: nothing can run in {tmp_path}; set TMPDIR to a folder with room, whose programs may run\n"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-# ---------------------------------------------------------------- sets
 
 
 @pytest.mark.parametrize("arch", CHIPS)
@@ -271,9 +266,6 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path):
     }
     assert "==ERROR== Unable" in done.stdout and done.stdout.endswith("==PROF== Profiling\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["layer.csv", "layer.ncu-rep", "ncu", "ran"]
-
-
-# ---------------------------------------------------------------- the real ncu
 
 
 @pytest.fixture(params=REAL or [None], ids=lambda path: path and re.sub(r"\W+", "-", path)[-30:])

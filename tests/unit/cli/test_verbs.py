@@ -149,9 +149,6 @@ def test_what_cannot_be_done_is_one_line(words, complaint, capture, capsys):
     assert captured.out == "" and complaint in line
 
 
-# ---------------------------------------------------------------- export and plot
-
-
 def test_the_suffix_decides_whether_a_trace_is_packed(capture):
     assert run("export", capture, "-o", "trace.json") == run("export", capture, "-o", "trace.json.gz") == 0
     assert json.loads(Path("trace.json").read_bytes()) == json.loads(
@@ -197,9 +194,6 @@ def test_several_ranks_stand_beside_each_other_on_one_clock(tmp_path):
     assert run("export", *captures, "--steps", "1", "-o", tmp_path / "step.json") == 0
     events = json.loads((tmp_path / "step.json").read_bytes())["traceEvents"]
     assert {event["name"] for event in events if event.get("cat") == "step"} == {"step 1"}
-
-
-# ---------------------------------------------------------------- ncu
 
 
 def test_layers_of_ncu_as_a_table(capsys):

@@ -120,3 +120,10 @@ def test_rows_of_stacks_have_the_names_of_the_model(tmp_path):
     compiled = "m = torch.compile(Own(512, 512), backend='eager'); m(torch.ones(1, 512)); m(torch.ones(3, 512))"
     record[record.index("--no-annotate")] = "--force"
     execute(sys.executable, *record, "-c", f"import torch\n{module}\n{compiled}", check=True)
+    # modules that only a compiled function calls: from the second step
+    compiled = "f = torch.compile(lambda x: m(x).sum(), backend='eager', fullgraph=True)"
+    steps = "for _ in range(3):\n f(torch.ones(2, 8)).backward()\n o.step()"
+    model = "m = torch.nn.Linear(8, 8); o = torch.optim.SGD(m.parameters())"
+    trace.unlink()
+    execute(sys.executable, *record, "-c", f"import torch\n{model}\n{compiled}\n{steps}", check=True)
+    assert trace.exists()

@@ -152,9 +152,6 @@ def test_nothing_is_wrapped_while_nobody_listens(monkeypatch):
     assert lightning_callbacks() == fabric_callbacks() == []
 
 
-# ---------------------------------------------------------------- the real packages
-
-
 def source(package: str, path: str) -> Path:
     """A file of a package, which is not imported."""
     folder = Path(os.environ.get("NVPROF_KIT_ENGINES", "none")) / package.replace(".", "/")

@@ -18,9 +18,6 @@ from nvprof_kit._trace.open import open_capture, open_ncu, open_snapshot
 from nvprof_kit._trace.timer_log import read_timer_logs
 from nvprof_kit.errors import CaptureError
 
-# ---------------------------------------------------------------- Kineto
-
-
 CALL, KERNEL = kernel("gemm", 4.0, 2.0, 1.0, 5)
 
 
@@ -77,9 +74,6 @@ def test_what_unpacks_without_end_is_refused(tmp_path, monkeypatch):
         (path := tmp_path / name).write_bytes(content)
         with pytest.raises(CaptureError, match="unpacks to more than 1 MB"):
             read(path)
-
-
-# ---------------------------------------------------------------- timers, ncu
 
 
 TIMER = "[RANK 0] forward, start=10.000000, end=11.000000, cpu_dur=1.0s, cuda_dur=900.0ms\n"
@@ -139,7 +133,7 @@ HEADER = '"ID","Process ID","Kernel Name","gpu__time_duration.sum"'
 @pytest.mark.parametrize(
     ("unit", "value", "complaint"),
     [
-        ("ns", "-5", "gpu__time_duration.sum is -5 in 1 results"),
+        ("ns", "-5", "gpu__time_duration.sum is -5 in 1 result"),
         ("ns", "1e300", r"gpu__time_duration.sum is 1e\+300"),
         ("s", "281600", r"gpu__time_duration.sum is 2.816e\+14"),  # three days
         ("%", "2816", "gpu__time_duration.sum is in '%', which is no time"),
@@ -157,7 +151,7 @@ def test_of_a_page_of_ncu_an_implausible_value_of_another_metric_is_left_out(tmp
     (path := tmp_path / "a.csv").write_text(f'{HEADER},"a.sum"\n{rows}')
     report = open_ncu(path)
     assert report.metrics["a.sum"].tolist()[1:] == [4] and report.metrics["a.sum"].isna().tolist() == [True, False]
-    assert "a.sum is -3 in 1 results: left out" in report.warnings[-1]
+    assert "a.sum is -3 in 1 result: left out" in report.warnings[-1]
 
 
 def test_a_page_of_ncu_with_a_column_or_results_twice(tmp_path):

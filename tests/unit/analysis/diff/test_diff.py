@@ -211,10 +211,15 @@ def test_waiting_in_a_collective_is_no_change_of_a_layer(tmp_path):
 
 
 def test_phases_that_one_side_does_not_name_are_said(tmp_path):
-    work = {kind: [(500, [("loss", 11, 100, 90, "a", kind)])] * 3 for kind in ("phase", "user")}
-    result = diff(*(opened(written(tmp_path / f"{kind}.sqlite", 1000, steps)) for kind, steps in work.items()))
+    def side(name: str, *kernels: tuple[object, ...]) -> Capture:
+        return opened(written(tmp_path / f"{name}.sqlite", 1000, [(500, [*kernels])] * 3))
+
+    named, unnamed = (side(kind, ("loss", 11, 100, 90, "a", kind)) for kind in ("phase", "user"))
+    result = diff(named, unnamed)
     assert "only one side has the phases loss: they are compared as other" in result.notes[0]
     assert row(result, level="phase", phase="other")["verdict"] == "same"
+    more = side("more", ("loss", 11, 100, 90, "a", "user"), ("ema", 301, 400, 90, "a", "phase"))
+    assert row(diff(unnamed, more), level="phase", phase="ema")["verdict"] == "new"
 
 
 def test_several_runs_measure_the_noise_from_run_to_run(tmp_path):

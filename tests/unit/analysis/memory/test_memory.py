@@ -113,7 +113,7 @@ def test_devices(tmp_path):
     file.alloc(100)
     snapshot = read(file, tmp_path)
     assert snapshot.memory().summary.device == 2
-    with pytest.raises(CaptureError, match="nothing of device 0 in it; of devices it has 2"):
+    with pytest.raises(CaptureError, match="nothing of device 0 in it; it has device 2"):
         snapshot.memory(device=0)
     with pytest.raises(CaptureError, match="empty snapshot"):
         read(SnapshotFile(), tmp_path).memory()

@@ -147,9 +147,6 @@ def test_a_report_without_times(tmp_path):
         report(tmp_path, {"compute": 3}).layers()
 
 
-# ---------------------------------------------------------------- the H200
-
-
 @pytest.mark.parametrize(
     ("page", "capture"),
     [
@@ -212,9 +209,6 @@ def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say(tmp_path):
     ).layers()
     assert rows(told, "launches") == [["a.0", "forward", 2], ["a.0", "backward", 1]]
     assert told.warnings == ()
-
-
-# ---------------------------------------------------------------- roofline
 
 
 def ceilings(made: nvprof_kit.NcuLayers) -> dict[str, str]:
