@@ -110,7 +110,7 @@ class KernelClasses:
         return (Issue("unmatched-kernels", "note", share, text),)
 
 
-_NEEDS_CASE = re.compile(r"\\[A-Zux\d]|\(\?[-P]|[A-Z]-[^A-Z]|[^A-Z]-[A-Z]")
+_NEEDS_CASE = re.compile(r"\\[A-Zux\d]|\(\?(?:[a-z]*-|P)|[A-Z]-[^A-Z]|[^A-Z]-[A-Z]|\[[^]]*[^a-zA-Z]-[^]a-zA-Z0-9]")
 """Patterns with these mean something else in lower case."""
 
 

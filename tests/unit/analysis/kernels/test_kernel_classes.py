@@ -36,6 +36,11 @@ def test_a_rule_recognises_its_examples(tmp_path):
     assert classified(tmp_path, expected) == expected
 
 
+def test_a_range_that_spans_the_capitals_matches_them(tmp_path):
+    (rules := tmp_path / "rules.toml").write_text('[[kernel]]\nname = "own"\nclass = "gemm"\nmatch = ["[ -_]foo"]\n')
+    assert classified(tmp_path, ["Zfoo"], rules=rules) == {"Zfoo": ("gemm", "own")}
+
+
 def test_labelled_names_of_real_kernels_have_their_class(tmp_path):
     with (DATA / "kernel-names.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
