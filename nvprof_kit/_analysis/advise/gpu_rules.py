@@ -16,6 +16,7 @@ from nvprof_kit._analysis.advise.program import (
     FEW_TOKENS_NS,
     MANY_PARAMETERS,
     POINTWISE,
+    SIBLINGS,
     WORTH_A_NOTE,
     Program,
     at,
@@ -44,7 +45,7 @@ LARGE_TILE = 128
 NEW_TOKENS_TIMES = 4
 """Copies of new tokens take less than so many times as long as the usual light kernel, of a cache longer."""
 OPTIMIZER_KERNELS, RECOMPUTE_SHARE = 150, 0.05
-OUTLIER, SIBLINGS = 1.2, 4
+OUTLIER = 1.2
 COPIES_SHARE, FP32_SHARE = 0.02, 0.01
 LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
 
@@ -77,10 +78,10 @@ def copies(program: Program) -> Iterator[Finding]:
     blocks = (rows["memory"] == "pageable") | (rows["blocking"] > 0)
     gaps, waits = program.gaps_at_copies, program.times.waits
     host_ns = idle_ns = int(gaps["idle_ns"].sum())
-    if idle_ns and program.replays:
-        host_ns = min(idle_ns, program.saved_ns(waits[waits["gap"].isin(gaps.index)], gaps))
     blocking = rows[blocks]
     exposed_ns = min(int(blocking["exposed_ns"].sum()), program.busy_ns(moves))
+    if idle_ns and exposed_ns + idle_ns >= COPY_SHARE * program.wall_ns and program.replays:
+        host_ns = min(idle_ns, program.saved_ns(waits[waits["gap"].isin(gaps.index)], gaps))
     if len(blocking) and exposed_ns + host_ns >= COPY_SHARE * program.wall_ns:
         # where the host's work on their data takes longer than the copies, that is outside the layers
         first = (blocking["layer"] == NO_LAYER) if idle_ns > exposed_ns else blocking["exposed_ns"]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.advise.program import (
+    SIBLINGS,
     STEPS_TO_JUDGE,
     WORTH_A_NOTE,
     Program,
@@ -32,7 +33,6 @@ SURE_SHARE, LIKELY_SHARE = 0.5, 0.3
 there may be nothing left.
 """
 LOOP_KERNELS, LOOP_SHARE = 50, 0.2
-SIBLINGS = 4
 SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES, TOGETHER, LOOP = 0.005, 4, 0.001, 3, 1.5, 0.5
 BUSY_SHARE = 0.01
 CALLS_OF_WARM_UP = 4

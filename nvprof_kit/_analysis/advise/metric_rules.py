@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -87,7 +88,8 @@ def clocks(program: Program) -> Iterator[Finding]:
     if median_ns.shape[1] < 2 or len(median_ns) < COMMON_KERNELS:
         return
     ratio = median_ns.div(median_ns.median(axis=1), axis=0)
-    slowest, slower = int(str(ratio.median().idxmax())), float(ratio.median().max())
+    usual: Any = ratio.median()
+    slowest, slower = int(usual.idxmax()), float(usual.max())
     # nearly all of its kernels are slower, not a few with other shapes
     if slower < SLOWER or (ratio[slowest] > 1 + (SLOWER - 1) / 2).mean() < 0.9:
         return

@@ -46,8 +46,8 @@ STALL_OF_STEP = 0.05
 WORTH_A_NOTE = 0.8
 """A note says why a saving shrinks to less than this part; disturbed steps shrink it only if they do so."""
 
-STEPS_TO_JUDGE = 4
-"""So many steps tell what is usual."""
+STEPS_TO_JUDGE, SIBLINGS = 4, 4
+"""So many steps, or equal layers, tell what is usual."""
 
 _RUN_COLUMNS = [
     *("name", "start_ns", "end_ns", "ns", "cost_ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind")
@@ -171,17 +171,24 @@ class Program(Operations):
         between_ns[1:] *= np.diff(tid[order]) == 0
         return longer_ns, max(int(median(between_ns)) - longer_ns, 0)
 
+    @property
+    def steps_of_lanes(self) -> list[pd.DataFrame]:
+        """The rows of `Breakdown.steps` of each GPU of a process."""
+        steps = self.times.steps
+        return [
+            steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
+            for gpu in devices_of(self.trace)[0]
+        ]
+
     @cached_property
     def replays(self) -> list[tuple[Replay, pd.Index[int]]]:
         """The steps without the profiler: of each GPU of a process, with its windows."""
-        host, devices, steps = self.host, devices_of(self.trace)[0], self.times.steps
-        replays = []
-        for lane, gpu in enumerate(devices):
+        host, replays = self.host, []
+        for lane, of_lane in enumerate(self.steps_of_lanes):
             rows = self.by_start[self.ops["lane"].to_numpy()[self.by_start] == lane]
             ops = self.ops[["start_ns", "end_ns", "name", "kernel_class"]].iloc[rows]
             if (host.of_op[ops.index.to_numpy()] < 0).all():
                 continue
-            of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
             skipped = of_lane[of_lane["step"].notna() & ~of_lane.index.isin(self.steps.index)].sort_values("start_ns")
             start_ns = skipped["start_ns"].to_numpy()
             intervals = start_ns, start_ns + skipped["wall_ns"].to_numpy()
@@ -338,12 +345,11 @@ class Program(Operations):
         prepares what one takes away; and those between two such copies of a step that are longer than all operations
         between the copies, as where a loop copies number after number.
         """
-        all_gaps, steps = self.gaps[self.gaps["layer"] == NO_LAYER], self.times.steps
+        all_gaps = self.gaps[self.gaps["layer"] == NO_LAYER]
         all_copies, of_gpus = self.ops[self.ops["host_memory"] == "pageable"], []
         at_work = ["unknown", "after_sync", "sync", "off_cpu", "python"]
-        for lane in all_copies["lane"].unique():
-            gpu, copies = devices_of(self.trace)[0][lane], all_copies[all_copies["lane"] == lane]
-            of_lane = steps[(steps["process"] == gpu.process) & (steps["device"] == gpu.device)]
+        for lane, of_lane in enumerate(self.steps_of_lanes) if len(all_copies) else ():
+            copies = all_copies[all_copies["lane"] == lane]
             gaps = all_gaps[all_gaps["window"].isin(of_lane.index)]
             beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
             beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])

@@ -173,7 +173,7 @@ class Diff(Result):
         return table_named({"rows": self.rows, "kernels": self.kernels}, view or self.view)
 
     def to_frame(self, view: str | None = None) -> pd.DataFrame:
-        """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unnamed``."""
+        """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""
         rows = self.table(view)
         if rows is self.kernels:
             return rows
@@ -230,8 +230,9 @@ def diff(
     if reasons and not (anyway and all(len(run.steps) for run in runs)):
         raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {'; '.join(reasons)}")
     unnamed = phases_of_one_side(sides) - {gate.target for gate in gates}
-    runs = [in_other(run, unnamed) for run in runs]
-    sides = runs[: len(base)], runs[len(base) :]
+    if unnamed:
+        runs = [in_other(run, unnamed) for run in runs]
+        sides = runs[: len(base)], runs[len(base) :]
     wall_ns = sum(float(run.wall.sum()) for run in runs)
     idle = max(1 - sum(run.times.to_numpy().sum() for run in runs) / wall_ns, 0.0) if wall_ns else 0.0
     noise = Noise.between(min(len(base), len(new)), idle, all(info.on_gpu for info in infos), run_noise)

@@ -390,18 +390,15 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
         of_call: dict[tuple[int, int], _Work | None] = {}
         code, arguments = (frame[name].cat.codes.to_numpy() for name in ("name", "arguments"))
         order = np.argsort(frame["start_ns"].to_numpy(), kind="stable")
-        # activation checkpointing ends a recompute inside the last operator, which then launches nothing on a GPU
-        calls_of_api = trace.api[["start_ns", "tid"]].assign(launch_ns=trace.api["start_ns"]).sort_values("start_ns")
-        launches = pd.merge_asof(
-            frame.iloc[order][["start_ns", "tid"]], calls_of_api, on="start_ns", by="tid", direction="forward"
-        )["launch_ns"].to_numpy()[np.argsort(order)]
+        is_counted = _outermost(frame, kind) & is_in_step
         phase = np.array([phase for _, phase, *_ in regions])[of_range[inner]]
-        has_run = (
-            (phase != "recompute")
-            | (launches < frame["end_ns"].to_numpy())
-            | (not trace.info.on_gpu or not len(trace.api))
-        )
-        is_counted = _outermost(frame, kind) & is_in_step & has_run
+        again = order[(phase == "recompute")[order]]
+        if len(again) and len(trace.api) and trace.info.on_gpu:
+            # activation checkpointing ends a recompute inside the last operator, which then launches nothing
+            api = trace.api[["start_ns", "tid"]].assign(launch_ns=trace.api["start_ns"]).sort_values("start_ns")
+            starts = frame[["start_ns", "tid"]].iloc[again]
+            launch_ns = pd.merge_asof(starts, api, on="start_ns", by="tid", direction="forward")["launch_ns"].to_numpy()
+            is_counted[again] &= launch_ns < frame["end_ns"].to_numpy()[again]
         for row in order[is_counted[order]].tolist():
             key, call, name = (code[row], arguments[row]), calls[arguments[row]], str(names[code[row]])
             if key not in of_call:

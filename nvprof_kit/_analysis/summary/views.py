@@ -89,7 +89,8 @@ def overview(facts: Facts) -> pd.DataFrame:
 
 def model(facts: Facts) -> pd.DataFrame:
     """Data loading, forward, backward, recompute, optimizer and everything else: CPU and GPU wall time. A part that the
-    loop does not name has the ranges of its layers; of other phases, such as prefill, counts what no layer covers.
+    loop does not name has the ranges of its layers. The CPU time of other phases, such as prefill, is what no layer
+    covers.
     """
     ranges, other = facts.attribution.ranges, MODEL_PARTS.index("other")
     part_of_op = _parts(pd.Series(facts.attribution.phases))[facts.attribution.phase]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.ncu.schema import NcuReport
@@ -65,7 +66,8 @@ def _checked(report: NcuReport) -> NcuReport:
     """
     from nvprof_kit._trace.validate import DAY_NS, FILE_DAMAGED
 
-    metrics, warnings = report.metrics.copy(), []
+    metrics: dict[str, Any] = {}
+    warnings = []
     for name in map(str, report.metrics):
         values = report.metrics[name].to_numpy()
         is_time = name.startswith(_DURATION)
@@ -78,7 +80,10 @@ def _checked(report: NcuReport) -> NcuReport:
                 raise CaptureError(f"{report.path}: {said}; {FILE_DAMAGED}")
             metrics[name] = report.metrics[name].mask(is_wrong)
             warnings.append(f"{said}: left out")
-    return replace(report, metrics=metrics, warnings=(*report.warnings, *as_issues("ncu-report", warnings)))
+    if not warnings:
+        return report
+    every = (*report.warnings, *as_issues("ncu-report", warnings))
+    return replace(report, metrics=report.metrics.assign(**metrics), warnings=every)
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:
