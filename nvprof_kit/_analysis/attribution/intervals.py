@@ -306,18 +306,6 @@ _BLOCK = 1 << 18
 """Intervals processed at a time, to limit memory."""
 
 
-def alone(start: Int64Array, end: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which intervals overlap no other interval of their lane, shape ``(n,)`` each."""
-    order, starts, finishes = _in_lanes(start, end, lane)
-    latest_end = np.maximum.accumulate(finishes)
-    free = np.ones(len(order), dtype=bool)
-    free[1:] &= starts[1:] >= latest_end[:-1]
-    free[:-1] &= starts[1:] >= finishes[:-1]
-    result = np.empty(len(order), dtype=bool)
-    result[order] = free
-    return result
-
-
 def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: Int64Array, groups: int) -> Int64Array:
     """For each group, the length of the union of its intervals, summed over lanes.
 
@@ -425,7 +413,7 @@ class Cover:
         lane_number = code.astype(np.int64) if len(self._lanes) > 1 else np.broadcast_to(np.int64(0), len(code))
         self._line = Line.over((start,), (end,))
         starts, finishes = self._line.at(lane_number, start), self._line.at(lane_number, end)
-        order = np.argsort(starts, kind="stable")
+        self._order = order = np.argsort(starts, kind="stable")
         self._begins, self._ends = starts[order], finishes[order]  # how far an interval and those before it reach
         np.maximum.accumulate(self._ends, out=self._ends)
         # covered by those before each interval; all of them in place, to limit memory
@@ -433,6 +421,13 @@ class Cover:
         np.subtract(self._ends, self._begins, out=self._before[1:])
         self._before[2:] -= np.maximum(self._ends[:-1] - self._begins[1:], 0)
         np.cumsum(self._before, out=self._before)
+
+    def alone(self) -> npt.NDArray[np.bool_]:
+        """Which of the intervals overlap no other of their lane, shape ``(n,)``."""
+        is_behind = self._begins[1:] >= self._ends[:-1]
+        is_alone = np.empty(len(self._order), dtype=bool)
+        is_alone[self._order] = (np.append(True, is_behind) & np.append(is_behind, True))[: len(is_alone)]
+        return is_alone
 
     def inside(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
         """How much of each queried interval is covered in its lane, in ns, shape ``(m,)`` each."""

@@ -208,7 +208,7 @@ def layers(
     trace, attribution = operations.trace, operations.attribution
     choice = choose_steps(trace, attribution, steps)
     cells = Cells.of(attribution.ranges, choice, by_step)
-    sums, split_columns = sum_layers(operations, cells, splits)
+    sums, split_columns, busy = sum_layers(operations, cells, splits)
     layers_memory = None
     if memory:
         from nvprof_kit._analysis.layers.memory import layer_memory
@@ -229,7 +229,7 @@ def layers(
         rows = layers_memory.beside(rows, np.arange(is_row.size).reshape(is_row.shape).T[is_row.T])
         if not by_step:
             tree = tree.assign(**layers_memory.of_tree(cells, tree))
-    summary = _summary(operations, cells, sums, choice)
+    summary = _summary(operations, cells, sums, choice, busy)
     if int(rows["gpu_self_ns"].sum()) != summary.total_ns:
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
@@ -286,7 +286,9 @@ def _tree(
     return pd.DataFrame(columns).astype(dict.fromkeys(("layer", "phase", "parent"), object))
 
 
-def _summary(operations: Operations, cells: Cells, sums: Mapping[str, Int64Array], choice: StepChoice) -> Summary:
+def _summary(
+    operations: Operations, cells: Cells, sums: Mapping[str, Int64Array], choice: StepChoice, busy: Cover
+) -> Summary:
     trace, attribution, duration = operations.trace, operations.attribution, operations.trace.durations
     is_shown = choice.of_ops(attribution)
     by_how = exact_sums(attribution.how[is_shown], duration[is_shown], len(HOW)).tolist()
@@ -294,7 +296,10 @@ def _summary(operations: Operations, cells: Cells, sums: Mapping[str, Int64Array
     in_layers, in_loop = int(work[: cells.layer_rows].sum()), int(work[np.isin(cells.labels[1], LAYER_PHASES)].sum())
     total, capture = int(duration[is_shown].sum()), int(duration.sum())
     outside = int(duration[(attribution.step < 0) & ~is_shown].sum())
-    wall, busy = step_wall(trace, attribution, choice)
+    windows = step_windows(trace, attribution)
+    is_window = np.append(choice.shown, False)[windows.instance]
+    is_window |= choice.everything or not windows.in_step.any()
+    device, start, end = windows.device[is_window], windows.start[is_window], windows.end[is_window]
     return Summary(
         total_ns=total,
         capture_ns=capture,
@@ -303,8 +308,8 @@ def _summary(operations: Operations, cells: Cells, sums: Mapping[str, Int64Array
         comm_ns=int(sums["comm_ns"].sum()) if "name" in trace.ops else None,
         layer_ns=in_layers,
         work_ns=int(work.sum()),
-        wall_ns=wall,
-        busy_ns=busy,
+        wall_ns=int((end - start).sum()),
+        busy_ns=int(busy.inside(device, start, end).sum()),
         ops=int(sums["gpu_ops"].sum()),
         steps=choice.count,
         all_steps=len(choice.shown),
@@ -312,17 +317,6 @@ def _summary(operations: Operations, cells: Cells, sums: Mapping[str, Int64Array
         by_how={how: ns for how, ns in zip(HOW, by_how, strict=True) if ns},
         loop_layer_share=in_layers / in_loop if in_loop else 0.0,
     )
-
-
-def step_wall(trace: Trace, attribution: Attribution, choice: StepChoice) -> tuple[int, int]:
-    """Wall time of the shown steps and its part in which the device was busy, in ns, summed over devices."""
-    windows = step_windows(trace, attribution)
-    instance = windows.instance
-    all_windows = choice.everything or not windows.in_step.any()
-    is_shown = np.append(choice.shown, False)[instance] | all_windows
-    device, start, end = windows.device[is_shown], windows.start[is_shown], windows.end[is_shown]
-    busy = Cover(windows.of_op, trace.ops["start_ns"].to_numpy(), trace.ops["end_ns"].to_numpy())
-    return int((end - start).sum()), int(busy.inside(device, start, end).sum())
 
 
 NOTABLE = 0.01

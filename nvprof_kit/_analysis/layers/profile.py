@@ -150,7 +150,7 @@ def _rows(operations: Operations) -> pd.DataFrame:
     """The nonempty rows of all steps, with the columns of `COLUMNS` except kind and memory."""
     ranges = operations.attribution.ranges
     cells = Cells.of(ranges, choose_steps(operations.trace, operations.attribution, WHOLE_CAPTURE), by_step=True)
-    sums, _ = sum_layers(operations, cells, splits=("class",))
+    sums, *_ = sum_layers(operations, cells, splits=("class",))
     attention = sums.get(f"{SPLITS['class']}{ATTENTION}_ns")
     columns = {
         **{name: sums[name] for name in ("calls", "gpu_ops", "gpu_self_ns")},

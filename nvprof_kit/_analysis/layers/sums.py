@@ -16,7 +16,6 @@ from nvprof_kit._analysis.attribution.intervals import (
     NONE,
     Cover,
     Int64Array,
-    alone,
     begins,
     exact_sums,
     inherit,
@@ -212,7 +211,7 @@ class Cells:
 
 def sum_layers(
     operations: Operations, cells: Cells, splits: Sequence[str] = ()
-) -> tuple[dict[str, Int64Array], dict[str, tuple[str, ...]]]:
+) -> tuple[dict[str, Int64Array], dict[str, tuple[str, ...]], Cover]:
     """Sum a capture's operations and ranges by row and column.
 
     Args:
@@ -221,7 +220,8 @@ def sum_layers(
         splits: Which of `SPLITS` to add.
 
     Returns:
-        The sums by column of the per-layer table, and the names of those that split the time further.
+        The sums by column of the per-layer table, the names of those that split the time further, and when each device
+        was busy.
     """
     trace, attribution = operations.trace, operations.attribution
     cell, duration = cells.of_operations(attribution), trace.durations
@@ -245,8 +245,9 @@ def sum_layers(
         part_code[operations.is_comm] = PARTS.index("comm_ns")
     sums = split(PARTS, part_code)
     self_ns = np.sum(list(sums.values()), axis=0)
-    is_alone = alone(start, end, device)
-    busy_ns = cells.with_nested(exact_sums(cell[is_alone], duration[is_alone], count)[:count].reshape(shape))
+    busy = Cover(device, start, end)
+    is_alone = busy.alone()
+    busy_ns = cells.with_nested(exact_sums(cell, duration * is_alone, count)[:count].reshape(shape))
     overlapping = np.flatnonzero(is_shown & ~is_alone)
     op, cell_around = cells.around(overlapping, cell[overlapping])
     busy_ns += union_lengths(start[op], end[op], device[op], cell_around, count).reshape(shape)
@@ -267,7 +268,7 @@ def sum_layers(
     if "phase" in splits:
         names["phase"], code = _phases_of_loop(attribution)
         sums |= split(names["phase"], code)
-    return sums, names
+    return sums, names, busy
 
 
 def _calls_and_cpu_time(
