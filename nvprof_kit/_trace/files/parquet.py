@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 from pyarrow import compute
 
-from nvprof_kit._trace.files.database import Database, Where, int64, is_integer, is_text, plain
+from nvprof_kit._trace.files.database import Database, Where, among, as_integers, is_integer, is_text, plain
 from nvprof_kit.errors import CaptureError
 
 SUFFIXES = (".parquet", ".arrow")
@@ -58,13 +59,17 @@ class TableFolder(Database):
                 yield column, batch.column(0)
 
     def _batches(self, table: str, columns: Collection[str], chosen: Sequence[Any] | None = None) -> Iterator[Any]:
-        """The chosen rows as Arrow batches; all of them for None."""
-        if chosen is None or any(is_met.true_count for is_met in chosen):
-            for number, batch in enumerate(self._files.file(table).batches([*columns])):
-                yield batch if chosen is None else batch.filter(chosen[number])
+        """The chosen rows as Arrow batches, no batch behind the last of them; all rows for None."""
+        batches = self._files.file(table).batches([*columns])
+        if chosen is None:
+            yield from batches
+        for is_met in chosen or ():
+            yield next(batches).filter(is_met)
 
     def _chosen(self, table: str, where: Sequence[Where]) -> list[Any] | None:
-        """Which rows of each batch meet all conditions, as Arrow arrays; None without conditions."""
+        """Which rows of each batch meet all conditions, as Arrow arrays, to the last batch with such a row; None
+        without conditions.
+        """
         if not where:
             return None
         file, chosen = self._files.file(table), []
@@ -76,14 +81,17 @@ class TableFolder(Database):
                 array = batch.column(condition.column)
                 if not is_integer(array.type):
                     raise self.broken(f"{table}.{condition.column} is {array.type}")
-                meets = compute.is_in(int64(array), value_set=pyarrow.array([*condition.values], pyarrow.int64()))
-                meets = compute.invert(meets) if condition.excluded else meets
+                is_among = among(as_integers(array, 0), condition.values) != condition.excluded
+                bits = pyarrow.py_buffer(np.packbits(is_among, bitorder="little"))
+                meets = pyarrow.Array.from_buffers(pyarrow.bool_(), len(array), [None, bits])
                 if array.null_count and condition.or_null:
                     meets = compute.or_(meets, array.is_null())
                 elif array.null_count:
                     meets = compute.and_(meets, array.is_valid())
-                is_met = compute.and_(is_met, meets)
+                is_met = meets if is_met is True else compute.and_(is_met, meets)
             chosen.append(is_met)
+        while chosen and not chosen[-1].true_count:
+            chosen.pop()
         return chosen
 
     def rows(
