@@ -66,12 +66,20 @@ def few(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.unique(np.append(values[:1], values[changes]))
 
 
-def concatenated(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """One column of several; it takes no memory for each row if all of them are of one value and take none."""
-    filled = [column for column in columns if len(column)]
+def concatenated(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """One column of several, which must not be used any more: the first is extended where it is, without a copy. It
+    takes no memory for each row if all of them are of one value and take none.
+    """
+    filled, size = [column for column in columns if len(column)], sum(map(len, columns))
     if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
-        return np.broadcast_to(filled[0][0], sum(map(len, filled)))
-    return np.concatenate(filled or columns)
+        return np.broadcast_to(filled[0][0], size)
+    whole = filled[0] if filled and filled[0].flags.owndata else np.empty(0, columns[0].dtype)
+    low = len(whole)
+    whole.resize(size, refcheck=False)
+    for column in filled[low > 0 :]:
+        whole[low : low + len(column)] = column
+        low += len(column)
+    return whole
 
 
 def launching_calls(calls: Mapping[str, Any] | pd.DataFrame, ops: Mapping[str, Any] | pd.DataFrame) -> Int64Array:

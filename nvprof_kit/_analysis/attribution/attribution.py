@@ -89,8 +89,11 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
         for table in (trace.api, trace.graph_nodes)
     )
     phase_of_range = np.append(ranges.phase, ranges.phases.index(NO_PHASE)).astype(np.int32)
-    inner_ranges, layers, phases, steps, replays = np.full((5, len(pid)), NONE, dtype=np.int32)
+    inner_ranges, layers, phases, steps = np.empty((4, len(pid)), dtype=np.int32)
     hows = np.empty(len(pid), dtype=np.int8)
+    replays = np.broadcast_to(np.int32(NONE), len(pid))
+    if (nodes >= 0).any():
+        replays = replays.copy()
 
     def attribute_block(start: int) -> None:
         block = slice(start, start + _BLOCK)

@@ -412,14 +412,17 @@ class Cover:
         self._lanes, code = distinct(lane)
         lane_number = code.astype(np.int64) if len(self._lanes) > 1 else np.broadcast_to(np.int64(0), len(code))
         self._line = Line.over((start,), (end,))
-        starts, finishes = self._line.at(lane_number, start), self._line.at(lane_number, end)
-        self._order = order = np.argsort(starts, kind="stable")
-        self._begins, self._ends = starts[order], finishes[order]  # how far an interval and those before it reach
+        starts = self._line.at(lane_number, start)
+        self._order = np.argsort(starts, kind="stable")
+        self._begins = starts[self._order]
+        del starts  # to limit memory, as what is done in place
+        self._ends = self._line.at(lane_number, end)[self._order]  # how far an interval and those before it reach
         np.maximum.accumulate(self._ends, out=self._ends)
-        # covered by those before each interval; all of them in place, to limit memory
-        self._before = np.zeros(len(order) + 1, dtype=np.int64)
-        np.subtract(self._ends, self._begins, out=self._before[1:])
-        self._before[2:] -= np.maximum(self._ends[:-1] - self._begins[1:], 0)
+        # covered by those before each interval; each adds what is behind where they reach
+        self._before = np.zeros(len(start) + 1, dtype=np.int64)
+        self._before[1:2] = self._begins[:1]
+        np.maximum(self._begins[1:], self._ends[:-1], out=self._before[2:])
+        np.subtract(self._ends, self._before[1:], out=self._before[1:])
         np.cumsum(self._before, out=self._before)
 
     def alone(self) -> npt.NDArray[np.bool_]:

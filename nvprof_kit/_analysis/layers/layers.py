@@ -294,7 +294,7 @@ def _summary(
     by_how = exact_sums(attribution.how[is_shown], duration[is_shown], len(HOW)).tolist()
     work = (sums["gpu_self_ns"] - sums["comm_ns"]).sum(axis=1)
     in_layers, in_loop = int(work[: cells.layer_rows].sum()), int(work[np.isin(cells.labels[1], LAYER_PHASES)].sum())
-    total, capture = int(duration[is_shown].sum()), int(duration.sum())
+    total, capture = sum(by_how), int(duration.sum())
     outside = int(duration[(attribution.step < 0) & ~is_shown].sum())
     windows = step_windows(trace, attribution)
     is_window = np.append(choice.shown, False)[windows.instance]

@@ -246,10 +246,10 @@ def sum_layers(
     sums = split(PARTS, part_code)
     self_ns = np.sum(list(sums.values()), axis=0)
     busy = Cover(device, start, end)
-    is_alone = busy.alone()
-    busy_ns = cells.with_nested(exact_sums(cell, duration * is_alone, count)[:count].reshape(shape))
-    overlapping = np.flatnonzero(is_shown & ~is_alone)
+    overlapping = np.flatnonzero(is_shown & ~busy.alone())
+    of_overlapping = exact_sums(cell[overlapping], duration[overlapping], count).reshape(shape)
     op, cell_around = cells.around(overlapping, cell[overlapping])
+    busy_ns = cells.with_nested(self_ns - of_overlapping)
     busy_ns += union_lengths(start[op], end[op], device[op], cell_around, count).reshape(shape)
     calls, cpu_ns = _calls_and_cpu_time(attribution.ranges, cells, attribution.replay, cell)
     sums |= {

@@ -152,9 +152,10 @@ class Database(ABC):
                 values[column] = extended(values[column], rows[column], piece)
                 rows[column] += len(array)
         for column in columns:
-            if values[column].strides != (0,):
+            if values[column].strides == (0,):
+                values[column] = values[column][: rows[column]]
+            else:
                 values[column].resize(rows[column], refcheck=False)  # gives back the rest
-            values[column] = values[column][: rows[column]]
         pyarrow.default_memory_pool().release_unused()
         return values, nulls
 
