@@ -17,7 +17,6 @@ from nvprof_kit._analysis.advise.program import (
     MANY_PARAMETERS,
     POINTWISE,
     SIBLINGS,
-    WORTH_A_NOTE,
     Program,
     at,
     costliest,
@@ -70,19 +69,18 @@ def copies(program: Program) -> Iterator[Finding]:
     """Copies through pageable memory, or by calls that block, and the host's work on their data outside layers beside
     which the GPU idles, take 0.2 % or more; copies of pinned memory are exposed for 5 % or more.
 
-    Saves: That time; the host's as without the profiler.
+    Saves: How much shorter the steps would be without these copies, the waits for them and that work, both without the
+    profiler; of pinned memory the time exposed.
     """
     rows, ops = program.times.copies, program.ops
     moves = ops[ops["kind"].isin((OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
     moves = moves.rename(columns={"name": "copy", "host_memory": "memory"})
     blocks = (rows["memory"] == "pageable") | (rows["blocking"] > 0)
-    gaps, waits = program.gaps_at_copies, program.times.waits
-    host_ns = idle_ns = int(gaps["idle_ns"].sum())
-    blocking = rows[blocks]
-    exposed_ns = min(int(blocking["exposed_ns"].sum()), program.busy_ns(moves))
-    if idle_ns and exposed_ns + idle_ns >= COPY_SHARE * program.wall_ns and program.replays:
-        host_ns = min(idle_ns, program.saved_ns(waits[waits["gap"].isin(gaps.index)], gaps))
-    if len(blocking) and exposed_ns + host_ns >= COPY_SHARE * program.wall_ns:
+    blocking, idle_ns = rows[blocks], int(program.gaps_at_copies["idle_ns"].sum())
+    exposed_ns, saves = min(int(blocking["exposed_ns"].sum()), program.busy_ns(moves)), 0
+    if len(blocking) and exposed_ns + idle_ns >= COPY_SHARE * program.wall_ns:
+        saves = max(program.without_ns(_moves_of(blocking, moves), host=1, gaps=program.gaps_at_copies), exposed_ns)
+    if saves >= COPY_SHARE * program.wall_ns:
         # where the host's work on their data takes longer than the copies, that is outside the layers
         first = (blocking["layer"] == NO_LAYER) if idle_ns > exposed_ns else blocking["exposed_ns"]
         worst = blocking.iloc[int(first.to_numpy().argmax())]
@@ -95,9 +93,10 @@ def copies(program: Program) -> Iterator[Finding]:
         )
         if idle_ns:
             evidence += f"; the GPU idles {program.ms(idle_ns)} more while the host works on their data"
-            evidence += f", {program.ms(host_ns)} without the profiler" * (host_ns < WORTH_A_NOTE * idle_ns)
+        if saves > exposed_ns + idle_ns:
+            evidence += f"; without waiting for them the steps are {program.ms(saves)} shorter{program.per_step}"
         yield program.finding_in_ops(
-            "copies", "Blocking copies", evidence, _moves_of(worst, moves), saves=exposed_ns + host_ns,
+            "copies", "Blocking copies", evidence, _moves_of(worst.to_frame().T, moves), saves=saves,
             fix="keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
             if "DtoH" in worst["copy"]
             else "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another "
@@ -116,18 +115,18 @@ def copies(program: Program) -> Iterator[Finding]:
             f"{worst['gb_per_s']:.1f} GB/s"
         )
         yield program.finding_in_ops(
-            "copies", "Copies that nothing hides", evidence, _moves_of(worst, moves), saves=exposed_ns,
+            "copies", "Copies that nothing hides", evidence, _moves_of(worst.to_frame().T, moves), saves=exposed_ns,
             fix="copy what the next layer needs on a stream of its own while this one computes, or keep more of it on "
             "the GPU",
             confidence="high", refuted_by="the step takes as long with these tensors kept on the GPU",
         )  # fmt: skip
 
 
-def _moves_of(row: Any, moves: pd.DataFrame) -> pd.DataFrame:
-    """The copies that a row of the copies' table holds."""
+def _moves_of(rows: pd.DataFrame, moves: pd.DataFrame) -> pd.DataFrame:
+    """The copies that these rows of the copies' table hold."""
     keys = ["layer", "phase", "copy", "memory"]
-    chosen: pd.DataFrame = moves[(moves[keys].astype(str) == row[keys].astype(str).to_numpy()).all(axis=1)]
-    return chosen
+    of_rows, of_moves = (pd.MultiIndex.from_frame(table[keys].astype(str)) for table in (rows, moves))
+    return moves[of_moves.isin(of_rows)]
 
 
 def small_kernels(program: Program) -> Iterator[Finding]:

@@ -244,8 +244,9 @@ def sync(program: Program) -> Iterator[Finding]:
 
     Saves: By how much the steps are shorter without them, both without the profiler: the calls and operations are run
     again by what they wait for, each call without what tracing adds, and the host as fast as one that takes 6 µs for a
-    traced launch. Of a loop, and of many places, what computes the numbers is left out too: the light kernels that run
-    alike before nine of ten of the waits, up to the copy to the host.
+    traced launch. Of a loop, and of many places, what computes the numbers is left out too: light kernels that run
+    alike before nine of ten of the waits, up to the copy to the host. What else a loop launches, in layers also in
+    their backward pass, is launched once for all turns.
     """
     gaps, waits, launches = program.times.gaps, program.waits, program.waiting_launches
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
@@ -275,9 +276,9 @@ def sync(program: Program) -> Iterator[Finding]:
     within, away = "", "loop, or run them less often"
     if program.choice.count:
         within, away = " within a step", "step, or run them every N steps"
-    for without_checks_ns, _, of, _, rows in reported:
+    for alone_ns, _, of, _, rows in reported:
         is_loop = of == "place" and len(rows) >= OFTEN * program.parts and rows["follows"].mean() >= LOOP
-        saves = program.wait_ns(rows, with_checks=True) if is_loop or of == "call" else without_checks_ns
+        saves = program.wait_ns(rows, with_checks=True, is_loop=is_loop) if is_loop or of == "call" else alone_ns
         layer, phase = costliest(rows, "lost_ns")
         of_layer = at(rows, layer, phase)
         worst = of_layer.iloc[int(of_layer["lost_ns"].argmax())]
@@ -359,12 +360,12 @@ def host_busy(program: Program) -> Iterator[Finding]:
 def allocation(program: Program) -> Iterator[Finding]:
     """Idle inside cudaMalloc, cudaFree and their like.
 
-    Saves: That time.
+    Saves: What the steps take longer for them, both without the profiler: a cudaFree also waits until the GPU is done.
     """
     rows = program.idle("allocation")
     if len(rows):
         yield program.finding_in_idle(
-            "allocation", "Allocations stall the GPU", rows, saves=program.idle_ns("allocation"),
+            "allocation", "Allocations stall the GPU", rows, saves=program.allocating_ns(),
             fix="keep shapes the same from step to step, warm up first, "
             "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
             refuted_by="the same calls recur in later steps although shapes repeat and nothing is freed",

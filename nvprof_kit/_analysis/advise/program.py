@@ -29,6 +29,9 @@ POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
+SHORT_NS = 3_000
+"""A kernel that does the work of several takes less time than they by so much for each."""
+
 CHAIN_LENGTH = 4
 
 GRAPH_GAP_NS = 2_000
@@ -198,27 +201,75 @@ class Program(Operations):
         del host, self.host  # of large captures, much memory
         return replays
 
-    def saved_ns(self, waits: pd.DataFrame, gaps: pd.DataFrame, *, with_checks: bool = False) -> int:
+    def saved_ns(
+        self, waits: pd.DataFrame, gaps: pd.DataFrame, left: pd.DataFrame | None = None, *, with_checks: bool = False
+    ) -> int:
         """By how much the steps would be shorter, both without the profiler, if the host did not wait in these rows of
         `waits`, and did nothing in these rows of `gaps`; with what computes the numbers that it waits for, or not.
+
+        Args:
+            waits: The waits that vanish.
+            gaps: The gaps.
+            left: What part of some operations is left: of their time on the GPU (`gpu`), and of the host's to launch
+                them (`host`), indexed as `ops`.
+            with_checks: Whether what computes the numbers vanishes too.
         """
         saved_ns = 0.0
         for replay, windows in self.replays:
             of_host = gaps[gaps["window"].isin(windows)].sort_values("start_ns")
             start_ns = of_host["start_ns"].to_numpy()
             intervals = start_ns, start_ns + of_host["idle_ns"].to_numpy()
-            saved_ns += replay.saved_ns(waits["row"].to_numpy(), intervals, with_checks=with_checks)
+            parts = None
+            if left is not None and len(left):
+                parts = np.ones((2, len(self.trace.ops)))
+                parts[:, left.index.to_numpy()] = left[["gpu", "host"]].to_numpy().T
+                parts = parts[:, replay.rows]
+            saved_ns += replay.saved_ns(waits["row"].to_numpy(), intervals, parts, with_checks=with_checks)
         return round(saved_ns)
 
-    def wait_ns(self, waits: pd.DataFrame, *, with_checks: bool = False) -> int:
+    def without_ns(
+        self, ops: pd.DataFrame, gpu: Any = 0.0, host: Any = 0.0, *, gaps: pd.DataFrame | None = None
+    ) -> int:
+        """By how much the steps would be shorter, both without the profiler, if of the time of these operations on the
+        GPU, and of the host's time to launch them, these parts were left, and the host did nothing in these gaps.
+        """
+        gaps = self.gaps[:0] if gaps is None else gaps
+        if not self.replays:
+            return int((self.busy_ns(ops) + gaps["idle_ns"].sum()) * (1 - np.mean(gpu)))
+        left = pd.DataFrame({"gpu": gpu, "host": host}, ops.index)
+        return self.saved_ns(self.waits[:0], gaps, left)
+
+    def allocating_ns(self) -> int:
+        """By how much the steps would be shorter, both without the profiler, if nothing was allocated and freed."""
+        if not self.replays:
+            return self.idle_ns("allocation")
+        return round(sum(replay.saved_ns(replay.allocations, replay.allocating) for replay, _ in self.replays))
+
+    def wait_ns(self, waits: pd.DataFrame, *, with_checks: bool = False, is_loop: bool = False) -> int:
         """What these rows of `waits` cost without the profiler, and without what else keeps the host, and a disturbed
-        host; with what computes the numbers that it waits for, or not.
+        host; with what computes the numbers that it waits for, or not, or with all of the loop that they are in.
         """
         gaps, others = self.times.gaps, self._gaps_of_others[0]
         is_without = np.zeros(len(gaps), dtype=bool)
         is_without[others.index] = is_without[self.gaps_between(waits).index] = True
-        saved_ns = self.saved_ns(waits, gaps[is_without], with_checks=with_checks) - self._gaps_of_others[1]
+        left = self._left_of_loop(waits) if is_loop else None
+        saved_ns = self.saved_ns(waits, gaps[is_without], left, with_checks=with_checks) - self._gaps_of_others[1]
         return int(saved_ns * self.undisturbed)
+
+    def _left_of_loop(self, waits: pd.DataFrame) -> pd.DataFrame:
+        """What is left, as `saved_ns` takes it, if a loop with these waits is done for all at once: one launch of many,
+        and of short kernels little. It holds what runs between them, or all of their layers, backward too.
+        """
+        ops, is_last = self.ops, ~waits["follows"].to_numpy()
+        begin, end = waits["start_ns"].to_numpy(), (waits["start_ns"] + waits["idle_ns"]).to_numpy()
+        begin, end = begin[np.append(True, is_last[:-1])], end[is_last]
+        row = np.searchsorted(begin, ops["start_ns"], side="right") - 1
+        is_there = (row >= 0) & (ops["start_ns"] < end[row]) & ops["phase"].isin(waits["phase"])
+        is_there = is_there.where(ops["layer"] == NO_LAYER, ops["layer"].isin(waits["layer"]))
+        body, left = ops[is_there & (ops["graph_node"] < 0)], is_last.mean()
+        return pd.DataFrame(
+            {"gpu": (1 - SHORT_NS / body["ns"].clip(lower=1)).clip(lower=left), "host": left}, body.index
+        )
 
     @cached_property
     def _gaps_of_others(self) -> tuple[pd.DataFrame, int]:

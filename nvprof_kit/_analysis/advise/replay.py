@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, median
-from nvprof_kit._analysis.breakdown.host import START_NS, HostCalls
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, median, union
+from nvprof_kit._analysis.breakdown.host import ALLOCATIONS, LONG_NS, START_NS, HostCalls
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +27,9 @@ TRACED_LAUNCH_NS = 6_000
 in all that it does.
 """
 
+NODE_NS = 100
+"""A launch of a graph takes so much longer for each of its nodes; where these are traced, ten times that."""
+
 ASLEEP_NS = 1_000_000
 """A host that makes no call for longer than this sleeps or reads, which is no slower under a profiler."""
 
@@ -37,6 +40,8 @@ CHECKS, ALIKE, LONGEST_CHECK = ("elementwise", "reduction", "norm", "copy"), 0.9
 """Kernels of these classes check or sum up values; so many in a row are the check of a wait if they are of the same
 classes before this share of the waits.
 """
+
+_FREES = r"^(cu(da)?|hip)(Free|MemFree)(?!.*Async)"
 
 Times = npt.NDArray[np.float64]
 Intervals = tuple[Int64Array, Int64Array]
@@ -51,16 +56,26 @@ class Replay:
         skipped: Start and end in ns of the steps between them that are not looked at.
 
     Attributes:
+        rows: The operations, rows of `Trace.ops`.
         calls: The calls that launch or wait, rows of `HostCalls`, none inside another, by their start; those that do
             both twice, as a launch and as a wait.
         gpu_ns: How long the operations take if all are launched in time.
+        allocations: The calls of that process that allocate or free memory, rows of `HostCalls`.
+        allocating: When it is in them.
     """
 
     def __init__(self, host: HostCalls, ops: pd.DataFrame, skipped: Intervals) -> None:
-        call = host.of_op[ops.index.to_numpy()]
+        self.rows = ops.index.to_numpy()
+        call = host.of_op[self.rows]
         start, end = (ops[name].to_numpy() for name in ("start_ns", "end_ns"))
         self._origin = int(host.start[call[call >= 0]].min(initial=start.min()))
-        self.calls, calls_between = _launches_and_waits(host, call, self._origin, end.max())
+        pid = int(host.pid[call[call >= 0]][0])
+        self.allocations = host.of_process(pid, np.flatnonzero(host.named(ALLOCATIONS)[:-1]))
+        self.allocating = union(host.start[self.allocations], host.end[self.allocations])
+        is_free = host.named(_FREES)  # which waits until the GPU is done, and then works itself
+        waits = host.waits | is_free
+        rows = np.flatnonzero((host.end[:-1] > self._origin) & (host.start[:-1] < end.max()))
+        self.calls, calls_between = _launches_and_waits(host, waits, call, host.of_process(pid, rows), self._origin)
         call_start, call_end = host.start[self.calls], host.launched[self.calls]
         is_wait = np.diff(self.calls, prepend=-1) == 0
         call_start[is_wait], call_end[is_wait] = call_end[is_wait], host.end[self.calls[is_wait]]
@@ -68,8 +83,13 @@ class Replay:
         self._moments_ns = np.append(0.0, np.column_stack([call_start, call_end]) - self._origin)
         call_start, call_end = self._moments_ns[1::2].copy(), self._moments_ns[2::2].copy()
         start, end = ((times - self._origin).astype(float) for times in (start, end))
-        self._waits = np.flatnonzero(is_wait | (host.waits & (host.launched == host.end))[self.calls])
+        self._waits = np.flatnonzero(is_wait | (waits & (host.launched == host.end))[self.calls])
+        self._follows_itself = is_wait
         self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
+        is_graph = host.named("GraphLaunch", self.calls)
+        if is_graph.any():
+            nodes = np.bincount(call[call >= 0], minlength=len(host.start))[self.calls[is_graph]]
+            self._host_ns[is_graph, 1] = np.minimum(self._host_ns[is_graph, 1], LAUNCH_NS + NODE_NS * nodes)
         self._name, self._class = ops["name"], ops["kernel_class"]
         self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
@@ -89,7 +109,8 @@ class Replay:
         self._awaited = np.minimum(ended, self._ops_before) - 1
         awaited_end = np.append(end, -np.inf)[self._awaited]
         self._has_waited = awaited_end > call_start[self._waits]
-        self._return_ns = np.where(self._has_waited, np.clip(returned - awaited_end, 0, 4 * RETURN_NS), RETURN_NS)
+        longest_ns = np.where(is_free[self.calls[self._waits]], np.inf, 4 * RETURN_NS)
+        self._return_ns = np.where(self._has_waited, np.clip(returned - awaited_end, 0, longest_ns), RETURN_NS)
 
     def _unprofiled(
         self, host: HostCalls, calls_between: Int64Array, skipped: Intervals, is_call: npt.NDArray[np.bool_]
@@ -115,6 +136,8 @@ class Replay:
         """How long each operation occupies the GPU, and starts after its launch or after the operation before."""
         free = np.maximum.accumulate(np.append(start[:1], end[:-1]))  # when those before each are done
         is_late = launched > free
+        calls = self._launch[~is_late & (self._launch >= 0)]  # where the host waits if the queue of the GPU is full
+        self._host_ns[np.setdiff1d(calls[self._host_ns[calls, 1] > LONG_NS], self._waits), 1] = LAUNCH_NS
         busy_ns = np.maximum(end - np.maximum(free, start), 0)  # those that overlap count once
         usual_ns = median((start - launched)[is_late]) if is_late.any() else 0.0
         start_ns = np.where(is_late, start - launched, min(usual_ns, START_NS))
@@ -124,6 +147,7 @@ class Replay:
         gap_ns[(self._launch >= 0) & ~is_late & (idle_ns > ASLEEP_NS)] = START_NS
         self.gpu_ns = float(busy_ns.sum() + gap_ns.sum())
         gap_ns += busy_ns
+        self._busy_ns = busy_ns
         self._back_to_back_ns = np.cumsum(gap_ns)  # when each ends if all are launched in time
         self._late_ns = start_ns + busy_ns - self._back_to_back_ns
         self._late_ns[self._launch < 0] = -np.inf
@@ -133,20 +157,26 @@ class Replay:
         """How long it all takes without the profiler."""
         return self._run(np.zeros(len(self.calls), dtype=bool), (np.empty(0, np.int64), np.empty(0, np.int64)))
 
-    def saved_ns(self, waits: Int64Array, intervals: Intervals, *, with_checks: bool = False) -> float:
+    def saved_ns(
+        self, waits: Int64Array, intervals: Intervals, left: Times | None = None, *, with_checks: bool = False
+    ) -> float:
         """How much shorter it is without some of it.
 
         Args:
             waits: Calls, rows of `HostCalls`, in which the host no longer waits.
             intervals: Start and end in ns of the host's time that vanishes, in order, none in another.
+            left: What part of each operation's time on the GPU, and of the host's time to launch it, is left, shape
+                ``(2, n)``. Copies that are gone are not waited for either.
             with_checks: Whether what computes the numbers that these waits wait for vanishes too.
         """
         is_gone = np.zeros(len(self.calls), dtype=bool)
         is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
-        if not is_gone.any() and not len(intervals[0]):
+        if with_checks and is_gone.any():
+            left = np.ones((2, len(self.rows))) if left is None else left.copy()
+            left[:, self.checks(np.flatnonzero(is_gone[self._waits]))] = 0
+        if left is None and not is_gone.any() and not len(intervals[0]):
             return 0.0
-        is_check = self.checks(np.flatnonzero(is_gone[self._waits])) if with_checks and is_gone.any() else None
-        return max(self.length_ns - self._run(is_gone, intervals, is_check), 0)
+        return max(self.length_ns - self._run(is_gone, intervals, left), 0)
 
     def checks(self, waits: Int64Array) -> npt.NDArray[np.bool_]:
         """Which operations only compute numbers for some of the waits: they end with a copy to the host, and are alike
@@ -175,11 +205,9 @@ class Replay:
         is_check: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return is_check
 
-    def _run(
-        self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, is_check: npt.NDArray[np.bool_] | None = None
-    ) -> float:
-        """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and without
-        these operations.
+    def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Times | None = None) -> float:
+        """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and with what
+        is left of the operations.
         """
         times = self._host_ns
         if len(intervals[0]):
@@ -190,12 +218,20 @@ class Replay:
             np.subtract(length_ns, left_ns, out=left_ns)
             times = times * left_ns.reshape(-1, 2)
             times /= np.maximum(length_ns, 1, out=length_ns).reshape(-1, 2)
-        reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         planned, late_ns = self._back_to_back_ns, self._late_ns
-        if is_check is not None:
-            reads[self._launch[is_check & (self._launch >= 0)]] = True
-            planned = np.cumsum(np.where(is_check, 0, np.diff(planned, prepend=0)))
-            late_ns = np.where(is_check, -np.inf, late_ns + self._back_to_back_ns - planned)
+        if left is not None:
+            is_launched = self._launch >= 0
+            launch, parts = self._launch[is_launched], np.ones((2, len(self.calls)))
+            parts[:, launch] = 0  # a graph's launch is left with the largest part of its operations
+            for of_calls, of_ops in zip(parts, left[:, is_launched], strict=True):
+                np.maximum.at(of_calls, launch, of_ops)
+            is_gone = is_gone | (parts[0] == 0)  # a wait at a copy, or in the call that launches
+            is_gone[1:] |= (parts[0, :-1] == 0) & (self._is_copy[:-1] | self._follows_itself[1:])
+            times = times * parts[1][:, None]
+            planned = np.cumsum(left[0] * np.diff(planned, prepend=0))
+            late_ns = late_ns + self._back_to_back_ns - planned - (1 - left[0]) * self._busy_ns
+            late_ns[left[0] == 0] = -np.inf
+        reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         host_ns = times[:, 0] + times[:, 1]
         host_ns[reads] = 0
         np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
@@ -226,19 +262,17 @@ class Replay:
 
 
 def _launches_and_waits(
-    host: HostCalls, call: Int64Array, first_ns: int, last_ns: int
+    host: HostCalls, waits: npt.NDArray[np.bool_], launches: Int64Array, calls: Int64Array, first_ns: int
 ) -> tuple[Int64Array, Int64Array]:
-    """The calls of a process between two times that launch or wait, none inside another, and how many others are before
-    each.
+    """The calls among those of a process since a time that launch or wait, none inside another, and how many others are
+    before each.
     """
-    rows = np.flatnonzero((host.end[:-1] > first_ns) & (host.start[:-1] < last_ns))
-    calls = host.of_process(int(host.pid[call[call >= 0]][0]), rows)
     start, latest_end = host.start[calls], host.end[calls]
     np.maximum.accumulate(latest_end, out=latest_end)
     is_outer = np.append(start[:1] >= first_ns, start[1:] >= latest_end[:-1])
     calls = calls[is_outer]
     is_launch = np.zeros(len(host.start), dtype=bool)
-    is_launch[call] = True
-    positions = np.flatnonzero(host.waits[calls] | is_launch[calls])
+    is_launch[launches] = True
+    positions = np.flatnonzero(waits[calls] | is_launch[calls])
     positions = np.repeat(positions, 1 + (host.launched < host.end)[calls[positions]])
     return calls[positions], np.maximum(np.diff(positions, prepend=-1) - 1, 0)

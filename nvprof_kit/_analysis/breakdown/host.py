@@ -32,6 +32,9 @@ SYNCHRONIZING_COPIES = r"^(cu(da)?|hip)Mem(cpy|set)(?!.*Async)"
 WAITS = rf"Synchronize|{SYNCHRONIZING_COPIES}"
 """Calls that return only after the device has completed work."""
 
+ALLOCATIONS = r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^(cuda|hip)Free)"
+"""Calls that allocate or free memory."""
+
 LONG_NS = 100_000
 """A function lookup or an asynchronous copy returns immediately; one that takes this long loads code or waits."""
 
@@ -176,7 +179,7 @@ reaches `FIRST_NS` and it takes `FIRST_TIMES` the median of all calls, of which 
 _OF_NAMES = {
     "loading": r"^(cu(da)?|hip)(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|\(dynamo_timed\)$"
     r"|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create|CachingAutotuner|autotun",
-    "allocation": r"(Malloc|MemAlloc|MemFree|HostAlloc|HostRegister|MemMap|MemCreate|^(cuda|hip)Free)",
+    "allocation": ALLOCATIONS,
     "sync": WAITS,
     "gc": r"^(Python GC|gc|gc\.collect|garbage[ _]collect\w*)\b",
     "dataloader": r"^enumerate\(DataLoader\)",
