@@ -10,7 +10,6 @@ that moment, if exactly one other thread has one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,6 @@ HOW = ("launch", "graph node", "other thread", "none", "structure")
 
 _LAUNCH, _GRAPH_NODE, _OTHER_THREAD, _UNATTRIBUTED, _STRUCTURE = range(5)
 _BLOCK = 1 << 16
-_THREADS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +93,8 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
     if (nodes >= 0).any():
         replays = replays.copy()
 
-    def attribute_block(start: int) -> None:
-        block = slice(start, start + _BLOCK)
+    # in blocks, whose arrays stay in the CPU cache
+    for block in (slice(low, low + _BLOCK) for low in range(0, len(pid), _BLOCK)):
         call, node = calls[block], nodes[block]
         inner, layer, phase, step, is_elsewhere = owners.at(pid[block], *(column[call] for column in launched))
         how = np.select([is_elsewhere, phase >= 0], [_OTHER_THREAD, _LAUNCH], _UNATTRIBUTED)
@@ -109,11 +107,6 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
             replays[block][rows] = call[rows]
         layers[block], phases[block], steps[block], hows[block] = layer, phase_of_range[phase], step, how
         inner_ranges[block] = inner
-
-    # in blocks, whose arrays stay in the CPU cache; NumPy's searches, which take most of the time, hold no GIL
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(attribute_block, range(0, len(pid), _BLOCK)):
-            pass
     if trace.info.evidence == HOW[_STRUCTURE]:
         hows[layers >= 0] = _STRUCTURE
     return Attribution(ranges, inner_ranges, layers, phases, steps, hows, replays)

@@ -52,6 +52,7 @@ class Database(ABC):
     Attributes:
         kind: What holds the tables.
         export_type: The ``--type`` of ``nsys export`` that writes it.
+        in_threads: Whether tables are read sooner by threads.
         tables: The columns of each table.
         views: Names of what looks like a table but is none.
         warnings: What `warn` added.
@@ -59,6 +60,7 @@ class Database(ABC):
 
     kind: ClassVar[str]
     export_type: ClassVar[str]
+    in_threads: ClassVar[bool]
     tables: Mapping[str, frozenset[str]]
     views: frozenset[str] = frozenset()
 

@@ -33,7 +33,7 @@ class TableFolder(Database):
         named: The path to show in messages, if different.
     """
 
-    kind, export_type = "a folder of tables", "parquetdir"
+    kind, export_type, in_threads = "a folder of tables", "parquetdir", False
 
     def __init__(self, path: Path, named: Path | None = None) -> None:
         super().__init__(path, named)

@@ -39,7 +39,7 @@ class SqliteFile(Database):
         CaptureError: The file is not SQLite, is truncated, or cannot be opened.
     """
 
-    kind, export_type = "SQLite", "sqlite"
+    kind, export_type, in_threads = "SQLite", "sqlite", True
 
     def __init__(self, path: Path, named: Path | None = None) -> None:
         super().__init__(path, named)
