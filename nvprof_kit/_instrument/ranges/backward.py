@@ -129,48 +129,84 @@ class Frame:
         layer: The layer.
         parent: The enclosing call; None for the outermost.
         depth: The number of enclosing calls.
-        edges: Autograd sequence numbers at the call's begin, then at the begin and end of each nested call. Nodes
-            numbered from the first, third, … edge on belong to the call, from the second, fourth, … to a nested call.
-        node_count: How many nodes the call itself has created up to its last nested call. While all are visited,
-            the arguments of a nested call are not looked at.
-        visited: Sequence numbers of the visited ones of them, while the call runs; None before a search.
-        marked: Sequence numbers of the marked nodes, likewise.
+        first: Autograd sequence number at the call's begin.
+        edges: The first number, then the numbers at the begin and end of each nested call. Nodes numbered from the
+            first, third, … edge on belong to the call, from the second, fourth, … to a nested call. None before one.
+        visited: Sequence numbers of the call's own nodes that were visited by searches, while the call runs. None
+            before a search, which is needed once a nested call finds several new nodes, or one that no plain argument
+            carries: until then, all own nodes up to the last nested call are marked.
+        marked: Sequence numbers of the marked ones, likewise.
+        section: The first section that searches look at.
+        node_count: How many nodes the call itself has created from there up to its last nested call. While all are
+            visited, the arguments of a nested call are not looked at.
     """
 
-    __slots__ = ("depth", "edges", "layer", "marked", "node_count", "parent", "visited")
+    __slots__ = ("depth", "edges", "first", "layer", "marked", "node_count", "parent", "section", "visited")
 
     layer: Layer
     parent: Frame | None
     depth: int
-    edges: list[int]
-    node_count: int
+    first: int
+    edges: Any
     visited: set[int] | None
     marked: set[int] | None
+    node_count: int
 
     @uncompiled
-    def search(self, nodes: list[Any], position: Position) -> None:
+    def end(self, position: Position, outputs: Any) -> None:
+        """The call ends, with these outputs."""
+        parent, first, edges, last = self.parent, self.first, self.edges, sequence()
+        position.call = parent
+        if parent is None:
+            _mark_outputs(self, position, outputs)
+            position.arguments = {}
+        elif last > first:
+            since = first if edges is None else edges[-1]
+            if edges is not None and (self.visited is not None or last > since + 1):
+                _mark_outputs(self, position, outputs)
+            elif last > since:
+                for output in outputs if type(outputs) is tuple else (outputs,):
+                    if output is not None and self.mark_maker(output, since, position) is None:
+                        _mark_outputs(self, position, outputs)
+                        break
+            parent.edges += (first, last)
+
+    @uncompiled
+    def mark_maker(self, value: Any, since: int, position: Position) -> bool | None:
+        """Mark the node of a tensor if it is numbered from `since` on; whether it is. None for views and others."""
+        if type(value) is not torch.Tensor or value._base is not None:
+            return None
+        node: Any = value.grad_fn
+        if node is None or node._sequence_nr() < since or id(node) in position.arguments:
+            return False
+        position.carrier._backward_hooks = {0: self}
+        node._register_hook_dict(position.carrier)
+        return True
+
+    @uncompiled
+    def search(self, edges: list[int], nodes: list[Any], position: Position) -> None:
         """Mark the nodes at which a backward pass that arrives at the call's own ones of these nodes enters these.
 
         If the call contains nested calls, its own nodes are in sections between them. So the backward pass may enter a
         section at other nodes than the output's; these are found by a search from there.
         """
-        edges, arguments = self.edges, position.arguments
+        arguments = position.arguments
         if self.visited is None or self.marked is None:
-            self.visited, self.marked = set(), set()
-        visited, marked, node_count = self.visited, self.marked, self.node_count + sequence() - edges[-1]
+            self.visited, self.marked, self.section = set(), set(), len(edges)
+        visited, marked = self.visited, self.marked
         pending = [(node, 0) for node in nodes]
         while pending:
             node, origin = pending.pop()
             number = node._sequence_nr()
             section = bisect_right(edges, number)
-            if not section & 1 or number == _ACCUMULATE_GRAD or id(node) in arguments:
+            if not section & 1 or section < self.section or number == _ACCUMULATE_GRAD or id(node) in arguments:
                 continue
             if section != origin and number not in marked:
                 marked.add(number)
                 mark(node, self, position)
             if number not in visited:
                 visited.add(number)
-                if section > 1 and len(marked) < node_count:  # no section follows the first one
+                if section > 1 and len(marked) < self.node_count:  # no section follows the first one
                     pending += [(maker, section) for maker, _ in node.next_functions if maker is not None]
 
     @uncompiled
@@ -217,46 +253,32 @@ def _leave(_grads: object) -> None:
     _close_calls(position, backend)
 
 
-@uncompiled_itself
-def follow(
-    position: Position, layer: Layer, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call a function inside the layer's range, and follow the call into the backward pass.
+@uncompiled
+def follow(position: Position, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+    """Begin a call of a layer that is followed into the backward pass; `Frame.end` ends it.
 
     Runs for each module and step, so the usual cases are written out here instead of in functions of their own.
     """
     parent, first = position.call, sequence()
     call = Frame()
-    call.layer, call.parent, call.edges, call.node_count = layer, parent, [first], 0
-    call.visited = call.marked = None
+    call.layer, call.parent, call.first, call.edges = layer, parent, first, None
     if parent is None:
         call.depth = 0
         _mark_arguments(position, [*args, *kwargs.values()])
     else:
         call.depth = parent.depth + 1
-        node_count = parent.node_count + first - parent.edges[-1]
-        if node_count > len(parent.visited or ()):  # an argument may be new
-            parent.search(grad_nodes([*args, *kwargs.values()]), position)
-        parent.node_count = node_count
+        if parent.edges is None:
+            parent.edges, parent.node_count, parent.visited = [parent.first], 0, None
+        since = parent.edges[-1]
+        new = first - since
+        if parent.visited is not None or (
+            new and not (new == 1 and args and parent.mark_maker(args[0], since, position))
+        ):
+            parent.node_count += new
+            if parent.node_count > len(parent.visited or ()):  # an argument may be new
+                parent.search(parent.edges, grad_nodes([*args, *kwargs.values()]), position)
     position.call = call  # only now, as a search may raise: an argument's own code runs in it
-    outputs: Any = None
-    try:
-        outputs = function(*args, **kwargs)
-        return outputs
-    finally:
-        position.call, last = parent, sequence()
-        if parent is None:
-            _mark_outputs(call, position, outputs)
-            position.arguments = {}
-        elif last > first:
-            if type(outputs) is torch.Tensor and outputs._base is None and len(call.edges) == 1:
-                node = outputs.grad_fn
-                if node is not None and node._sequence_nr() >= first and id(node) not in position.arguments:
-                    position.carrier._backward_hooks = {0: call}
-                    node._register_hook_dict(position.carrier)
-            else:
-                _mark_outputs(call, position, outputs)
-            parent.edges += (first, last)
+    return call
 
 
 @uncompiled
@@ -278,9 +300,13 @@ def _mark_outputs(call: Frame, position: Position, outputs: Any) -> None:
     nodes = grad_nodes([outputs])
     if call.parent is None:
         for node in nodes:
-            if node._sequence_nr() >= call.edges[0] and id(node) not in position.arguments:
+            if node._sequence_nr() >= call.first and id(node) not in position.arguments:
                 node.metadata[_LEFT] = True
-    call.search(nodes, position)
+    if call.edges is None:
+        call.edges, call.node_count, call.visited = [call.first], 0, None
+    if call.visited is not None:
+        call.node_count += sequence() - call.edges[-1]
+    call.search(call.edges, nodes, position)
     call.visited = call.marked = None
 
 

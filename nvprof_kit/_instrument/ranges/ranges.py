@@ -18,14 +18,14 @@ class Now:
         backend: Receives the ranges (`session.Backend`); None for nowhere.
         task: Returns the number of the running backward pass, or -1.
         grad: Returns whether gradients are enabled.
-        follow: Calls a function and follows the call into the backward pass: `backward.follow`, once torch is loaded.
+        follow: Follows a call into the backward pass: `backward.follow`, once torch is loaded.
     """
 
     def __init__(self) -> None:
         self.backend: Any = None
         self.task: Callable[[], int] = lambda: -1
         self.grad: Callable[[], bool] = lambda: False
-        self.follow: Callable[[Position, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+        self.follow: Callable[[Position, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 now = Now()
@@ -142,9 +142,14 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     owners = position.owners
     owners.append(block)
     try:
-        if block.backward is not None and now.grad():
-            return now.follow(position, block, function, args, kwargs)
-        return function(*args, **kwargs)
+        if block.backward is None or not now.grad():
+            return function(*args, **kwargs)
+        outputs, call = None, now.follow(position, block, args, kwargs)
+        try:
+            outputs = function(*args, **kwargs)
+            return outputs
+        finally:
+            call.end(position, outputs)
     finally:
         if now.backend is backend and owners and owners[-1] is block:
             owners.pop()

@@ -5,7 +5,8 @@
 Prints the median of the ratios of the step times in a round, their quartiles, and as a control those of each round's
 plain stretch and the next round's; run it alone, under nsys, or under the embedded recorder. Each stretch begins with a
 step that is not timed, in which the ranges get their names; every other round runs the stretches in reverse. With
---clock cpu the processor's time is compared: the clearer one where the CPU limits the step and others use it too.
+--clock cpu the processor's time is compared: the clearer one where the CPU limits the step and others use it too; with
+--device cpu --width 128 --sequence 8 --batch 1, hardly anything but the time that Python and PyTorch take for a call.
 """
 
 import argparse
@@ -26,16 +27,16 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 def seconds_per_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, steps: int, clock: str = "wall"
 ) -> float:
-    began = 0.0
+    began, synchronize = 0.0, torch.get_device_module(tokens.device).synchronize
     for number in range(-1, steps):
         if number <= 0:
-            torch.cuda.synchronize()
+            synchronize()
             began = CLOCKS[clock]()
         with nvprof_kit.step(number):
             model(input_ids=tokens, labels=tokens)[0].backward()
             optimizer.step()
             optimizer.zero_grad()
-    torch.cuda.synchronize()
+    synchronize()
     return (CLOCKS[clock]() - began) / steps
 
 
@@ -47,11 +48,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sequence", type=int, default=1024)
     options = parser.parse_args()
-    with torch.device("cuda"):
+    with torch.device(options.device):
         model = llama(options.layers, options.width, num_attention_heads=options.width // 128).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    tokens = torch.randint(0, 32000, (options.batch, 1024), device="cuda")
+    tokens = torch.randint(0, 32000, (options.batch, options.sequence), device=options.device)
     seconds_per_step(model, optimizer, tokens, 3)
     kinds: dict[str, dict[str, Any] | None] = {"plain": None, "annotated": {}, "without norms": {"select": not_norm}}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
