@@ -51,7 +51,7 @@ RULES: Mapping[str, Rule] = {
     "unstable-step": Rule(host_rules.unstable_step),
     "copies": Rule(gpu_rules.copies),
     "small-kernels": Rule(gpu_rules.small_kernels),
-    "unfused-chains": Rule(gpu_rules.unfused_chains, 0.02),
+    "unfused-chains": Rule(gpu_rules.unfused_chains, gpu_rules.CHAINS_SHARE),
     "tensor-copies": Rule(gpu_rules.tensor_copies),
     "fp32-gemms": Rule(gpu_rules.fp32_gemms, gpu_rules.FP32_SHARE),
     "double-precision": Rule(gpu_rules.double_precision, 0.01),

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.advise.replay import LAUNCH_NS, Replay
+from nvprof_kit._analysis.advise.replay import Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, median, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls
@@ -34,12 +34,6 @@ SHORT_NS = 3_000
 
 CHAIN_LENGTH = 4
 
-GRAPH_GAP_NS = 2_000
-"""Between two kernels of a CUDA graph the GPU needs no longer than this."""
-
-SCORES_PART = 0.25
-"""Kernels that take this part of a layer's softmax work on the scores too, and not on the activations."""
-
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
 
@@ -52,9 +46,7 @@ WORTH_A_NOTE = 0.8
 STEPS_TO_JUDGE, SIBLINGS = 4, 4
 """So many steps, or equal layers, tell what is usual."""
 
-_RUN_COLUMNS = [
-    *("name", "start_ns", "end_ns", "ns", "cost_ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind")
-]
+_RUN_COLUMNS = [*("name", "start_ns", "end_ns", "ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind")]
 OP_COLUMNS = ["kind", "name", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 
 MANY_PARAMETERS = re.compile("multi_tensor_apply")
@@ -63,6 +55,7 @@ BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 """The block of a layer: its path up to the first number."""
 DOUBLE = re.compile(r"lambda\(double\)|<(?:\(int\)\d+, )?double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
+_CAT = re.compile("CatArray")
 _KERNEL_LAUNCH = re.compile("Launch(Cooperative)?Kernel")
 _MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
@@ -128,14 +121,14 @@ class Program(Operations):
     def ops(self) -> pd.DataFrame:
         """The operations of these steps, indexed as `Trace.ops`, with owners and class, and `ns`, `layer_kind`
         (`kinds` of its layer), `block` (its layer up to the number), `block_kind` (that before it), `lane` (the
-        device), `call_of_layer` (a range), and `cost_ns` (with what the GPU then waits for a launch).
+        device), and `call_of_layer` (a range).
         """
         inside = self.choice.of_ops(self.attribution)
         ops: pd.DataFrame = attributed(self, self.trace.ops[OP_COLUMNS])[inside]
         layers = ops["layer"].cat
         names = layers.categories.to_series()
         kind_of, block_of = kinds(names), names.astype(str).str.extract(BLOCK, expand=False).fillna("")
-        ops = ops.assign(
+        return ops.assign(
             ns=ops["end_ns"] - ops["start_ns"],
             layer_kind=labels(layers.codes.to_numpy(), kind_of.tolist()),
             block_kind=labels(layers.codes.to_numpy(), kind_of.str.split("*").str[0].tolist()),
@@ -143,36 +136,11 @@ class Program(Operations):
             lane=devices_of(self.trace)[1][inside].astype(np.int32),
             call_of_layer=self.attribution.layer_range[inside],
         )
-        # the GPU waits for the next launch on a stream no longer than the host usually takes from one to the next
-        longer_ns, usual_ns = self.launch_ns
-        lane, stream, start, end = (ops[name].to_numpy() for name in ("lane", "stream", "start_ns", "end_ns"))
-        order = _in_streams(ops)
-        before, after = order[:-1], order[1:]
-        is_followed = (lane[before] == lane[after]) & (stream[before] == stream[after])
-        idle_ns = np.zeros(len(ops), dtype=np.int64)
-        idle_ns[before[is_followed]] = (start[after] - end[before])[is_followed]
-        is_eager = ops["graph_node"].to_numpy() < 0
-        longest_ns = np.where(is_eager, usual_ns, GRAPH_GAP_NS)
-        ops["cost_ns"] = ops["ns"] + np.minimum(np.maximum(idle_ns - longer_ns * is_eager, 0), longest_ns)
-        return ops
 
     @cached_property
     def by_start(self) -> Int64Array:
         """The positions of `ops` by their start."""
         return np.argsort(self.ops["start_ns"].to_numpy(), kind="stable")
-
-    @cached_property
-    def launch_ns(self) -> tuple[int, int]:
-        """By how much the profiler makes a kernel's launch longer, and the host's usual time from one to the next."""
-        calls = self.trace.calls
-        if calls is None or len(rows := np.flatnonzero(matching(calls["name"], _KERNEL_LAUNCH))) < 2:
-            return 0, 0
-        tid, start, end = (times[rows] for times in (self.host.tid, self.host.start, self.host.launched))
-        longer_ns = max(int(median(end - start)) - LAUNCH_NS, 0)
-        order = np.lexsort((start, tid))
-        between_ns = np.diff(start[order], prepend=start[order[0]])
-        between_ns[1:] *= np.diff(tid[order]) == 0
-        return longer_ns, max(int(median(between_ns)) - longer_ns, 0)
 
     @property
     def steps_of_lanes(self) -> list[pd.DataFrame]:
@@ -219,11 +187,7 @@ class Program(Operations):
             of_host = gaps[gaps["window"].isin(windows)].sort_values("start_ns")
             start_ns = of_host["start_ns"].to_numpy()
             intervals = start_ns, start_ns + of_host["idle_ns"].to_numpy()
-            parts = None
-            if left is not None and len(left):
-                parts = np.ones((2, len(self.trace.ops)))
-                parts[:, left.index.to_numpy()] = left[["gpu", "host"]].to_numpy().T
-                parts = parts[:, replay.rows]
+            parts = None if left is None else (left.index.to_numpy(), left[["gpu", "host"]].to_numpy().T)
             saved_ns += replay.saved_ns(waits["row"].to_numpy(), intervals, parts, with_checks=with_checks)
         return round(saved_ns)
 
@@ -302,30 +266,44 @@ class Program(Operations):
         return self.ops.iloc[:count] if is_kernel[:count].all() else self.ops[is_kernel]
 
     @cached_property
-    def score_kernels(self) -> pd.DataFrame:
-        """The kernels that work on the scores of attention that is not fused: softmax, scale, mask, dropout and casts
-        between two products of a layer.
+    def scores(self) -> pd.DataFrame:
+        """The operations that fused attention does without: softmax, scale, mask, dropout and casts of the scores
+        between two products, copies of what these read and write; and the products, of which it leaves `gpu`.
         """
-        kernels, layers = self.kernels, self.kernels["layer"]
-        with_softmax = layers[kernels["kernel_class"] == "softmax"].unique()
-        kernels = kernels[layers.isin(with_softmax) & (layers != NO_LAYER)]
-        place = kernels.groupby(["layer", "phase"], observed=True).ngroup().to_numpy()
+        is_move = (self.ops["kind"] == OP_KINDS.index("kernel")) | (self.ops["name"] == "memcpy DtoD")
+        with_softmax = self.ops["layer"][self.ops["kernel_class"] == "softmax"].unique()
+        ops = self.ops[is_move & self.ops["layer"].isin(with_softmax) & (self.ops["layer"] != NO_LAYER)]
+        place = ops.groupby(["layer", "phase"], observed=True).ngroup().to_numpy()
         # each softmax has a product before and one after it
         softmaxes, products, fused = (
-            np.bincount(place, kernels["kernel_class"] == name)[place] for name in ("softmax", "gemm", "attention")
+            np.bincount(place, ops["kernel_class"] == name)[place] for name in ("softmax", "gemm", "attention")
         )
         unfused = (softmaxes > 0) & (fused == 0) & (products >= 2 * softmaxes)
-        kernels, place = kernels[unfused], place[unfused]
-        is_light = kernels["kernel_class"].isin(POINTWISE)
+        ops, place = ops[unfused], place[unfused]
         softmax_ns, light_ns = (
-            kernels["ns"][chosen].groupby(place[chosen]).median().reindex(place).to_numpy()
-            for chosen in (kernels["kernel_class"] == "softmax", is_light)
+            ops["ns"][chosen].groupby(place[chosen]).median().reindex(place).to_numpy()
+            for chosen in (ops["kernel_class"] == "softmax", ops["kernel_class"].isin(POINTWISE))
         )
         # and takes longer than what works on the activations; that of a router does not
-        unfused = (softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)
-        if kernels["layer"][unfused].nunique() < 2:
-            unfused[:] = False
-        scores: pd.DataFrame = kernels[unfused & is_light & (kernels["ns"] >= SCORES_PART * softmax_ns)]
+        ops = ops[(softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)]
+        if ops["layer"].nunique() < 2:
+            ops = ops[:0]
+        ops = ops.iloc[_in_streams(ops)]
+        kernel_class, number = ops["kernel_class"], np.arange(len(ops))
+        is_product = (kernel_class == "gemm").to_numpy()
+        turn = np.cumsum(is_product)  # from each product to the next
+        has_softmax = np.append(np.bincount(turn, kernel_class == "softmax", turn.max(initial=0) + 1) > 0, False)
+        is_first, is_second = is_product & has_softmax[turn], is_product & has_softmax[turn - 1]
+        is_copy = ((kernel_class == "copy") & ~matching(ops["name"], _CAT)).to_numpy()
+        before = np.maximum.accumulate(np.where(is_copy, -1, number))
+        after = np.minimum.accumulate(np.where(is_copy, len(ops), number)[::-1])[::-1]
+        is_operand = is_copy & (np.append(is_second, False)[before] | np.append(is_first, False)[after])
+        is_score = (has_softmax[turn] & kernel_class.isin(POINTWISE)) | is_operand
+        if self.mode in ("decode", "mixed"):
+            is_first = is_second = is_first & False
+        in_forward = ops["phase"].isin(("forward", "recompute", "other")).to_numpy()
+        is_half = (is_first | is_second) & in_forward
+        scores: pd.DataFrame = ops.assign(gpu=0.5 * is_half)[is_score | is_half]
         return scores
 
     @cached_property
@@ -338,8 +316,8 @@ class Program(Operations):
         order = _in_streams(ops)
         is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
         is_light |= ops["name"] == "memcpy DtoD"
-        if len(self.score_kernels):  # fused attention has none
-            is_light &= ~ops.index.isin(self.score_kernels.index)
+        if len(self.scores):  # fused attention has none
+            is_light &= ~ops.index.isin(self.scores.index)
         is_light &= ~matching(ops["name"], DOUBLE)  # in another dtype there are others
         is_light &= (ops["layer"] != NO_LAYER) | (
             (ops["phase"] != "optimizer") & ~matching(ops["name"], MANY_PARAMETERS)
@@ -555,9 +533,11 @@ class Program(Operations):
         start, end, lane = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "lane"))
         return int(union_lengths(start, end, lane, np.zeros(len(ops), dtype=np.int64), 1)[0])
 
-    def cost_ns(self, ops: pd.DataFrame) -> int:
-        """`busy_ns`, and what the GPU waits after these operations for the next launch."""
-        return self.busy_ns(ops) + int((ops["cost_ns"] - ops["ns"]).sum())
+    def at_most_ns(self, ops: pd.DataFrame) -> float:
+        """What the steps can hardly be shorter by than without these operations: their time, and of the waits for
+        launches twice their part.
+        """
+        return float(ops["ns"].sum() + 2 * self.idle_ns("launch", "unknown") * len(ops) / max(len(self.ops), 1))
 
     def ms(self, ns: float) -> str:
         """A sum over the steps and GPUs as text, per step and GPU."""

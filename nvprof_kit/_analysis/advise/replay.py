@@ -45,6 +45,8 @@ _FREES = r"^(cu(da)?|hip)(Free|MemFree)(?!.*Async)"
 
 Times = npt.NDArray[np.float64]
 Intervals = tuple[Int64Array, Int64Array]
+Left = tuple[Int64Array, Times]
+NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 class Replay:
@@ -90,6 +92,8 @@ class Replay:
         if is_graph.any():
             nodes = np.bincount(call[call >= 0], minlength=len(host.start))[self.calls[is_graph]]
             self._host_ns[is_graph, 1] = np.minimum(self._host_ns[is_graph, 1], LAUNCH_NS + NODE_NS * nodes)
+        self._position = np.full(len(host.of_op), NONE, dtype=np.int64)  # of rows of `Trace.ops` in this process
+        self._position[self.rows] = np.arange(len(self.rows))
         self._name, self._class = ops["name"], ops["kernel_class"]
         self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
@@ -100,7 +104,12 @@ class Replay:
         launch = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
         self._launch[nested] = launch
         del positions
-        self._time_operations(start, end, launched=np.append(call_end, -np.inf)[self._launch])
+        self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(self.calls))
+        # a copy for which its own call waits is launched at its begin
+        self._in_waits = np.flatnonzero(np.isin(self._launch, self._waits))
+        launched = np.append(call_end, -np.inf)[self._launch]
+        launched[self._in_waits] = call_start[self._launch[self._in_waits]]
+        self._time_operations(start, end, launched)
         # each wait waits for the last operation that is launched before it and ends before it returns
         self._waits_before = np.searchsorted(self._waits, self._launch).astype(np.int32)  # the launch of an operation
         self._ops_before = np.searchsorted(np.maximum.accumulate(self._launch), self._waits, side="right")
@@ -155,26 +164,28 @@ class Replay:
     @cached_property
     def length_ns(self) -> float:
         """How long it all takes without the profiler."""
-        return self._run(np.zeros(len(self.calls), dtype=bool), (np.empty(0, np.int64), np.empty(0, np.int64)))
+        return self._run(np.zeros(len(self.calls), dtype=bool), (NO_ROWS, NO_ROWS), (NO_ROWS, np.empty((2, 0))))
 
     def saved_ns(
-        self, waits: Int64Array, intervals: Intervals, left: Times | None = None, *, with_checks: bool = False
+        self, waits: Int64Array, intervals: Intervals, left: Left | None = None, *, with_checks: bool = False
     ) -> float:
         """How much shorter it is without some of it.
 
         Args:
             waits: Calls, rows of `HostCalls`, in which the host no longer waits.
             intervals: Start and end in ns of the host's time that vanishes, in order, none in another.
-            left: What part of each operation's time on the GPU, and of the host's time to launch it, is left, shape
-                ``(2, n)``. Copies that are gone are not waited for either.
+            left: Of some operations, rows of `Trace.ops`, what part is left of their time on the GPU, and of the host's
+                to launch them. Copies that are gone are not waited for either.
             with_checks: Whether what computes the numbers that these waits wait for vanishes too.
         """
         is_gone = np.zeros(len(self.calls), dtype=bool)
         is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
+        left = (NO_ROWS, np.empty((2, 0))) if left is None else (self._position[left[0]], left[1])
+        left = left[0][left[0] >= 0], left[1][:, left[0] >= 0]
         if with_checks and is_gone.any():
-            left = np.ones((2, len(self.rows))) if left is None else left.copy()
-            left[:, self.checks(np.flatnonzero(is_gone[self._waits]))] = 0
-        if left is None and not is_gone.any() and not len(intervals[0]):
+            checks = np.flatnonzero(self.checks(np.flatnonzero(is_gone[self._waits])))
+            left = np.append(left[0], checks), np.column_stack([left[1], np.zeros((2, len(checks)))])
+        if not (len(left[0]) or is_gone.any() or len(intervals[0])):
             return 0.0
         return max(self.length_ns - self._run(is_gone, intervals, left), 0)
 
@@ -205,7 +216,24 @@ class Replay:
         is_check: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return is_check
 
-    def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Times | None = None) -> float:
+    def left_of_operations(self, left: Left) -> tuple[Times, Times, Times]:
+        """When each operation ends back to back, by how much later it does for its launch, and what is left of the
+        operations of each call, and of it.
+        """
+        rows, (gpu, _) = left
+        is_launched = self._launch[rows] >= 0
+        launch, parts = self._launch[rows[is_launched]], np.ones((2, len(self.calls)))
+        parts[:, launch] = left[1][:, is_launched]
+        parts[:, np.bincount(launch, minlength=len(self.calls)) < self._ops_of_call] = 1  # a graph's launch
+        planned, removed_ns = self._back_to_back_ns, np.zeros(len(self.rows))
+        removed_ns[rows] = (1 - gpu) * (planned[rows] - np.where(rows > 0, planned[rows - 1], 0))
+        np.cumsum(removed_ns, out=removed_ns)
+        late_ns = self._late_ns + removed_ns
+        late_ns[rows] -= (1 - gpu) * self._busy_ns[rows]
+        late_ns[rows[gpu == 0]] = -np.inf
+        return planned - removed_ns, late_ns, parts
+
+    def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Left) -> float:
         """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and with what
         is left of the operations.
         """
@@ -219,18 +247,11 @@ class Replay:
             times = times * left_ns.reshape(-1, 2)
             times /= np.maximum(length_ns, 1, out=length_ns).reshape(-1, 2)
         planned, late_ns = self._back_to_back_ns, self._late_ns
-        if left is not None:
-            is_launched = self._launch >= 0
-            launch, parts = self._launch[is_launched], np.ones((2, len(self.calls)))
-            parts[:, launch] = 0  # a graph's launch is left with the largest part of its operations
-            for of_calls, of_ops in zip(parts, left[:, is_launched], strict=True):
-                np.maximum.at(of_calls, launch, of_ops)
+        if len(left[0]):
+            planned, late_ns, parts = self.left_of_operations(left)
             is_gone = is_gone | (parts[0] == 0)  # a wait at a copy, or in the call that launches
             is_gone[1:] |= (parts[0, :-1] == 0) & (self._is_copy[:-1] | self._follows_itself[1:])
             times = times * parts[1][:, None]
-            planned = np.cumsum(left[0] * np.diff(planned, prepend=0))
-            late_ns = late_ns + self._back_to_back_ns - planned - (1 - left[0]) * self._busy_ns
-            late_ns[left[0] == 0] = -np.inf
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         host_ns = times[:, 0] + times[:, 1]
         host_ns[reads] = 0
@@ -241,6 +262,8 @@ class Replay:
         delay_ns = np.zeros(len(self._waits) + 1)  # by how much the waits up to each delay the host
         # by how much later than back to back each operation ends: for its launch, then also for those before it
         late_ns = host_ns[self._launch] + late_ns
+        launch = self._launch[self._in_waits]
+        late_ns[self._in_waits] -= np.where(reads[launch], 0, times[launch, 1])
         latest_ns, position = 0.0, 0
         for wait, stop in enumerate([*self._ops_before.tolist(), len(planned)]):
             if stop > position:  # the operations that are launched before this wait
