@@ -233,8 +233,7 @@ def sum_layers(
 
     def split(names: Sequence[str], code: npt.NDArray[np.integer[Any]]) -> dict[str, Int64Array]:
         """The durations by cell and part."""
-        size = count * len(names)
-        table = exact_sums(cell * len(names) + code, duration, size)[:size].reshape(*shape, len(names))
+        table = exact_sums(cell * len(names) + code, duration, count * len(names)).reshape(*shape, len(names))
         return {name: table[:, :, index] for index, name in enumerate(names)}
 
     has_names = "name" in trace.ops
@@ -313,10 +312,12 @@ def inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
     parent = ranges.nesting.parent
     nearest = np.append(inherit(np.where(label >= 0, np.arange(len(label)), NONE), ranges.nesting), NONE)
     result = np.zeros(len(label), dtype=bool)
-    current = nearest[parent]
-    while (current >= 0).any():
-        result |= (current >= 0) & (label >= 0) & (np.append(label, NONE)[current] == label)
-        current = nearest[np.append(parent, NONE)[current]]
+    rows, around = np.arange(len(label)), nearest[parent]
+    while len(rows):
+        is_inside = around >= 0
+        rows, around = rows[is_inside], around[is_inside]
+        result[rows[label[around] == label[rows]]] = True
+        around = nearest[parent[around]]
     return result
 
 
