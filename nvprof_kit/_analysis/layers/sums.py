@@ -251,9 +251,10 @@ def sum_layers(
     busy_ns = cells.with_nested(self_ns - of_overlapping)
     busy_ns += union_lengths(start[op], end[op], device[op], cell_around, count).reshape(shape)
     calls, cpu_ns = _calls_and_cpu_time(attribution.ranges, cells, attribution.replay, cell)
+    is_first = begins(trace.ops)
     sums |= {
         "calls": calls,
-        "gpu_ops": np.bincount(cell[begins(trace.ops)], minlength=count)[:count].reshape(shape),
+        "gpu_ops": np.bincount(cell if is_first.all() else cell[is_first], minlength=count)[:count].reshape(shape),
         "gpu_self_ns": self_ns,
         "gpu_total_ns": cells.with_nested(self_ns),
         "gpu_busy_ns": busy_ns,

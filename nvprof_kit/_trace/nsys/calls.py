@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nvprof_kit._trace.files.database import Database, Where
+from nvprof_kit._trace.files.database import Database, Where, among
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.joins import distinct, launching_calls
 from nvprof_kit._trace.nsys.nvtx import Nvtx
@@ -67,8 +67,7 @@ def fetch_calls(db: Database, busy: bool = False) -> Fetched:
 
 def launches_of(db: Database, fetched: Fetched, timed: bool = False) -> Columns:
     """Columns of the schema's ``api``: the fetched calls with names of launches, copies and memsets."""
-    names, index = distinct(fetched["api"]["name"])
-    return _as_api(fetched["api"], np.isin(names, [-1, *db.ids_like(*_LAUNCHING)])[index], timed)
+    return _as_api(fetched["api"], among(fetched["api"]["name"], [-1, *db.ids_like(*_LAUNCHING)]), timed)
 
 
 def _as_api(calls: Columns, chosen: np.ndarray, timed: bool) -> Columns:
@@ -154,6 +153,6 @@ def read_loads(db: Database, calls: Columns | None = None) -> Columns:
     """Columns of the schema's ``loads``: of all CUDA calls in the file, which are read unless they are given."""
     ids: Collection[int] = [id_ for id_, text in db.ids_like("cu%Load%", "cuLink%").items() if LOADS_CODE.match(text)]
     if calls is not None:
-        rows = np.flatnonzero(np.isin(calls["name"], [*ids]))
+        rows = np.flatnonzero(among(calls["name"], ids))
         return {name: calls[name][rows] for name in ("start_ns", "end_ns")}
     return read_columns(db, RUNTIME, {"start_ns": "start", "end_ns": "end"}, [Where("nameId", ids)])
