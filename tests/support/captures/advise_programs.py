@@ -42,7 +42,7 @@ class Program:
         self._slow_step = draw.randrange(2, self._steps) if "unstable-step" in faults else -1
         self._kernels = draw.randint(4, 8)
         self._size = draw.uniform(0.05, 0.3)
-        self._host, self._device = 0.0, 0.0
+        self._host, self._device, self._full = 0.0, 0.0, 0.0
         self._step = 0
 
     def write(self) -> Path:
@@ -59,8 +59,9 @@ class Program:
             updates = self._host
             self._run(2 * self._layers, self._kernel / 2, "multi_tensor_apply_adam")
             self._file.range_("optimizer", int(updates), int(self._host), category="optimizer")
-            if self._step < self._steps - 1 or "late sync" in self._faults:
-                self._host = max(self._host, self._device - 2 * MS)  # the queue is full
+            self._full = self._device - 2 * MS if self._step < self._steps - 1 else 0.0
+            if self._step == self._steps - 1 and "late sync" in self._faults:
+                self._call("cudaDeviceSynchronize_v3020", max(self._device - self._host, 0) + 10 * US)
             self._file.range_(f"step {self._step}", int(begin), int(self._host), category="step", payload=self._step)
         return self._file.write()
 
@@ -78,9 +79,9 @@ class Program:
 
     def _one(self, took: float, name: str, *, stream: int = 7, after: float = 0.0, **more: object) -> float:
         """Launch a kernel now; returns its end."""
-        launched, self._host = self._host, self._host + self._launch
+        launched, self._host = self._host, max(self._host + self._launch, self._full)  # it waits if the queue is full
         start = max(self._host + 2 * US, after, self._device if stream == 7 else 0)
-        at = (int(max(launched, self._host - 6 * US)), int(self._host))
+        at = (int(launched if self._host == self._full else max(launched, self._host - 6 * US)), int(self._host))
         self._file.kernel(int(start), int(start + took), launched=at, name=name, stream=stream, **more)
         if stream == 7:
             self._device = start + took
