@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._analysis.advise.program import Program, at, share
+from nvprof_kit._analysis.advise.program import Program, at, matching, share
 from nvprof_kit._findings import Finding
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_REDUCTIONS = re.compile("AllReduce|ReduceScatter")
 EXPOSED_SHARE, IN_TURNS_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
 
 
@@ -20,7 +22,7 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     any is hidden; says whether it runs on the stream that computes, and in serving whether it is the all-reduce of
     tensor parallelism.
 
-    Saves: That time.
+    Saves: That time; where gradients are reduced in several backward passes of a step, only what all but one take.
     """
     rows, steps = program.times.communication, program.steps
     comm_ns, exposed_ns = int(steps["comm_ns"].sum()), int(steps["exposed_comm_ns"].sum())
@@ -58,6 +60,12 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
             "launch collectives asynchronously on their own stream, or let DDP or FSDP do it (without "
             "find_unused_parameters, and with no synchronization in between)"
         )
+    passes = reducing_passes(program)
+    saves = alone_ns * (1 - 1 / passes if passes > 1 else 1)
+    if passes > 1:
+        title = "Gradients are reduced in each backward pass"
+        evidence += f"; gradients are reduced in {passes:.1f} backward passes of a step"
+        fix = "run all but the last in model.no_sync() (FSDP: set_requires_gradient_sync(False))"
     refuted_by = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
     if program.mode != "training":
         title = "All-reduces of tensor parallelism" if str(worst["collective"]).lower() == "allreduce" else title
@@ -67,9 +75,25 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         )
         refuted_by = "one rank less of tensor parallelism makes the step no shorter"
     yield program.finding_in_ops(
-        "exposed-collectives", title, evidence, _collectives(program, worst), saves=alone_ns, fix=fix,
+        "exposed-collectives", title, evidence, _collectives(program, worst), saves=saves, fix=fix,
         confidence="low" if rows["bytes"].isna().any() or waiting_ns > alone_ns else "medium", refuted_by=refuted_by,
     )  # fmt: skip
+
+
+def reducing_passes(program: Program) -> float:
+    """In how many backward passes of a step gradients are reduced: 1 unless it accumulates those of several batches."""
+    ops = program.ops.iloc[program.by_start]
+    is_reduction = matching(ops["name"], _REDUCTIONS) & (ops["kernel_class"] == "comm")
+    if program.mode != "training" or not program.choice.count or (is_reduction & (ops["phase"] == "forward")).any():
+        return 1.0  # tensor parallelism reduces activations
+    passes = 0
+    for lane in range(program.gpus):
+        is_there = ops["lane"] == lane
+        phase, reduces = ops["phase"][is_there], is_reduction[is_there]
+        is_forward = phase.where(phase.isin(("forward", "backward"))).ffill().eq("forward")
+        number = (is_forward & ~is_forward.shift(fill_value=False)).cumsum()
+        passes += number[reduces].nunique()
+    return passes / program.parts
 
 
 def _collectives(program: Program, row: Any = None) -> pd.DataFrame:

@@ -216,11 +216,11 @@ class Program(Operations):
         gaps, others = self.times.gaps, self._gaps_of_others[0]
         is_without = np.zeros(len(gaps), dtype=bool)
         is_without[others.index] = is_without[self.gaps_between(waits).index] = True
-        left = self._left_of_loop(waits) if is_loop else None
+        left = self.left_of_loop(waits) if is_loop else None
         saved_ns = self.saved_ns(waits, gaps[is_without], left, with_checks=with_checks) - self._gaps_of_others[1]
         return int(saved_ns * self.undisturbed)
 
-    def _left_of_loop(self, waits: pd.DataFrame) -> pd.DataFrame:
+    def left_of_loop(self, waits: pd.DataFrame) -> pd.DataFrame:
         """What is left, as `saved_ns` takes it, if a loop with these waits is done for all at once: one launch of many,
         and of short kernels little. It holds what runs between them, or all of their layers, backward too.
         """
