@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.files.database import Database
+from nvprof_kit._trace.files.database import Database, among
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
 from nvprof_kit._trace.joins import distinct, distinct_rows
 from nvprof_kit._trace.nsys.sources import EVENT_TYPES, RUNTIME, Columns, defined, process_of, read_columns, strings_of
@@ -68,7 +68,7 @@ class Nvtx:
 
     def has_ranges(self, domain: str) -> bool:
         """Whether there are ranges of a domain."""
-        return bool((self.of_domain(domain) & np.isin(self.events["kind"], NESTED + START_END)).any())
+        return bool((self.of_domain(domain) & among(self.events["kind"], NESTED + START_END)).any())
 
     def has_categories(self, domain: str) -> bool:
         """Whether a program registered categories in a domain."""
@@ -79,7 +79,7 @@ class Nvtx:
         """Number of ranges of a domain that end on a different thread."""
         end_tid = self.events["end_tid"]
         is_other = (end_tid != self.events["tid"]) & (end_tid != MISSING_PAYLOAD)
-        return int((is_other & np.isin(self.events["kind"], START_END) & self.of_domain(domain)).sum())
+        return int((is_other & among(self.events["kind"], START_END) & self.of_domain(domain)).sum())
 
 
 def read_nvtx(db: Database) -> Nvtx:
@@ -97,7 +97,7 @@ def read_nvtx(db: Database) -> Nvtx:
     events["pid"] = process_of(events["tid"])
     names: dict[tuple[int, int], str] = {}
     categories: dict[tuple[int, int, int], str] = {}
-    for row in np.flatnonzero(np.isin(events["kind"], (_CATEGORY, _DOMAIN_CREATE))).tolist():
+    for row in np.flatnonzero(among(events["kind"], (_CATEGORY, _DOMAIN_CREATE))).tolist():
         domain, category, pid = (int(events[name][row]) for name in ("domain", "category", "pid"))
         text = db.strings.get(int(events["text_id"][row]), events["text"][row])
         noun = "domain" if events["kind"][row] == _DOMAIN_CREATE else "category"
@@ -125,13 +125,13 @@ def events_of(db: Database, nvtx: Nvtx, domain: str, kinds: tuple[int, ...]) -> 
     """
     events = nvtx.events
     in_domain = nvtx.of_domain(domain)
-    is_kind, is_known = np.isin(events["kind"], kinds), np.isin(events["kind"], [*defined(db, EVENT_TYPES)])
+    is_kind, is_known = among(events["kind"], kinds), among(events["kind"], defined(db, EVENT_TYPES))
     if count := int((in_domain & ~is_kind & ~is_known).sum()):
         unknown = np.unique(events["kind"][in_domain & ~is_kind & ~is_known])[:5]
         db.warn(f"NVTX_EVENTS.eventType is unknown in {count} events, which are not read: "
                 + ", ".join(map(str, unknown)))  # fmt: skip
     other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in nvtx.domains)} - {id_ for _, id_ in nvtx.pairs(domain)}
-    unregistered_rows = np.flatnonzero(~in_domain & (is_kind | ~is_known) & ~np.isin(events["domain"], [*other_ids]))
+    unregistered_rows = np.flatnonzero(~in_domain & (is_kind | ~is_known) & ~among(events["domain"], other_ids))
     if len(unregistered_rows):
         (pids, ids), index = distinct_rows(events["pid"][unregistered_rows], events["domain"][unregistered_rows])
         is_unregistered = [pair not in nvtx.domains for pair in zip(pids.tolist(), ids.tolist(), strict=True)]
@@ -166,7 +166,7 @@ def ranges_of(db: Database, nvtx: Nvtx, domain: str) -> Columns:
     return {
         "start_ns": read["start"],
         "end_ns": read["end"].copy(),
-        "nested": np.isin(read["kind"], NESTED),
+        "nested": among(read["kind"], NESTED),
         "left_open": (read["end"] < read["start"]) & np.isin(read["end"], _OPEN),
         **{name: read[name] for name in ("pid", "tid", "category", "text", "payload")},
     }
