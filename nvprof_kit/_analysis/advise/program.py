@@ -225,6 +225,7 @@ class Program(Operations):
         and of short kernels little. It holds what runs between them, or all of their layers, backward too.
         """
         ops, is_last = self.ops, ~waits["follows"].to_numpy()
+        is_last[-1:] = True  # what follows it may be a wait of another kind
         begin, end = waits["start_ns"].to_numpy(), (waits["start_ns"] + waits["idle_ns"]).to_numpy()
         begin, end = begin[np.append(True, is_last[:-1])], end[is_last]
         row = np.searchsorted(begin, ops["start_ns"], side="right") - 1
