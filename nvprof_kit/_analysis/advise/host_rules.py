@@ -28,9 +28,9 @@ from nvprof_kit.issues import plural
 from nvprof_kit.names import NO_LAYER
 
 LAUNCH_SHARE = 0.05
-SURE_SHARE, LIKELY_SHARE = 0.5, 0.3
-"""A profiler at most doubles the host's time, so half of the step is idle without it too, and of less than a third
-there may be nothing left.
+SURE_SHARE, LIKELY_SHARE = 0.5, 0.35
+"""A profiler at most doubles the host's time, so half of the step is idle without it too, and of hardly more than a
+third there may be nothing left.
 """
 LOOP_KERNELS, LOOP_SHARE = 50, 0.2
 SYNC_SHARE, OFTEN, OFTEN_SHARE, PLACES, TOGETHER, LOOP = 0.005, 4, 0.001, 3, 1.5, 0.5
@@ -65,7 +65,7 @@ def launch(program: Program) -> Iterator[Finding]:
     """The GPU waits for launches for 5 % of the time or more, and graphs are not being captured. Where the loop
     outside the layers launches 50 kernels a step or more and holds a fifth of it, that is a finding of its own. If a
     layer copies data to the host, as `nonzero()` and `item()` do, it says which and that a CUDA graph cannot capture
-    that part. Profilers slow the host: below 50 % of the step the confidence is `medium`, below 30 % `low`, and `low`
+    that part. Profilers slow the host: below 50 % of the step the confidence is `medium`, below 35 % `low`, and `low`
     if Python's stacks were recorded.
 
     Saves: How long the GPU would wait for launches without the profiler, as in `sync`, if the host never waited for the

@@ -27,6 +27,9 @@ TRACED_LAUNCH_NS = 6_000
 in all that it does.
 """
 
+TRACED_PART = 1 / 3
+"""Of what tracing adds to a launch, it adds this part to other calls, such as for a kernel's name."""
+
 NODE_NS = 100
 """A launch of a graph takes so much longer for each of its nodes; where these are traced, ten times that."""
 
@@ -132,7 +135,7 @@ class Replay:
         launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
         launch_ns = int(median(launches_ns)) if len(launches_ns) else 0
         added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)
-        before_ns[:] = np.maximum(before_ns - added_ns * calls_between, 0)
+        before_ns[:] = np.maximum(before_ns - TRACED_PART * added_ns * calls_between, 0)
         inside_ns[:] = np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3))
         np.divide(times, slowdown, out=times, where=times < ASLEEP_NS)
         start = host.start[self.calls]
