@@ -102,15 +102,8 @@ def launching_calls(calls: Mapping[str, Any] | pd.DataFrame, ops: Mapping[str, A
             order = np.lexsort((starts, ids))
             ids, starts, rows = ids[order], starts[order], order if rows is None else rows[order]
             is_unique = bool((ids[1:] != ids[:-1]).all())
-        row_of_id, extent = None, int(ids[-1]) - int(ids[0])
-        if is_unique and extent < _SPARSE * len(ids):
-            row_of_id = np.zeros(extent + 1, dtype=np.int32)
-            row_of_id[ids - ids[0]] = np.arange(len(ids), dtype=np.int32)
         for block in (slice(low, low + _BLOCK) for low in range(0, len(op_pid), _BLOCK)):
-            if row_of_id is None:
-                position = np.searchsorted(ids, op_id[block], side="right") - 1
-            else:  # some row for an id without one: it has another id
-                position = row_of_id.take(op_id[block] - ids[0], mode="clip")
+            position = np.searchsorted(ids, op_id[block], side="right") - 1
             while not is_unique:
                 is_late = (position > 0) & (starts[position] > op_start[block]) & (ids[position - 1] == op_id[block])
                 if not is_late.any():
