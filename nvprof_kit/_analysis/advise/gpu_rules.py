@@ -133,7 +133,7 @@ def _moves_of(rows: pd.DataFrame, moves: pd.DataFrame) -> pd.DataFrame:
 def small_kernels(program: Program) -> Iterator[Finding]:
     """Layers run 50 kernels per step below 5 µs or more, and they are 70 % of their kernels.
 
-    Saves: Them and the idle between.
+    Saves: Them and their launches, in steps run again as in `sync`.
     """
     kernels, steps, keys = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
     is_small, (place, index) = (kernels["ns"] < SMALL_NS).to_numpy(), placed(kernels)
@@ -161,7 +161,7 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     optimizer = phase == "optimizer" or (short["kernel_class"] == "optimizer").any()
     yield program.finding_in_ops(
         "small-kernels", "Many small kernels", evidence, at(short, layer, phase),
-        saves=int(storms["idle_ns"].sum()) + program.busy_ns(short),
+        saves=program.without_ns(short),
         fix="a fused optimizer (fused=True or foreach=True), " * bool(optimizer)
         + "torch.compile, a CUDA graph, or a fused kernel for this layer",
         confidence="medium" if waits else "low", refuted_by="a fused kernel takes as long as all of them together",

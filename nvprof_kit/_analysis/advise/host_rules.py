@@ -249,9 +249,9 @@ def sync(program: Program) -> Iterator[Finding]:
     their backward pass, is launched once for all turns.
     """
     gaps, waits, launches = program.times.gaps, program.waits, program.waiting_launches
-    equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "call"], sort=False)
+    equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "by_call"], sort=False)
     longest = sorted((rows for _, rows in equal_layers), key=lambda rows: -int(rows["lost_ns"].sum()))[: 2 * PLACES]
-    places = equal_layers.size().groupby("call", sort=False).size()
+    places = equal_layers.size().groupby("by_call", sort=False).size()
     groups = [("place", rows) for rows in longest] + [("launch", launches)] * bool(len(launches))
     groups += [("call", waits[waits["call"] == call]) for call in places.index[places > PLACES]]
     if not groups:

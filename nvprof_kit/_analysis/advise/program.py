@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.advise.replay import Replay
+from nvprof_kit._analysis.advise.replay import Intervals, Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
@@ -37,6 +37,8 @@ CHAIN_LENGTH = 4
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
 
+TURNS = 0.25
+"""If so many of the waits of a place are followed by one in another call, they are of one loop."""
 STALL_OF_STEP = 0.05
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
@@ -216,13 +218,17 @@ class Program(Operations):
         gaps, others = self.times.gaps, self._gaps_of_others[0]
         is_without = np.zeros(len(gaps), dtype=bool)
         is_without[others.index] = is_without[self.gaps_between(waits).index] = True
-        left = self.left_of_loop(waits) if is_loop else None
+        left = None
+        if is_loop:
+            left, loops = self.left_of_loop(waits)
+            within = [replay.waits_within(loops) for replay, _ in self.replays]
+            waits = pd.DataFrame({"row": np.concatenate([waits["row"], *within])})
         saved_ns = self.saved_ns(waits, gaps[is_without], left, with_checks=with_checks) - self._gaps_of_others[1]
         return int(saved_ns * self.undisturbed)
 
-    def left_of_loop(self, waits: pd.DataFrame) -> pd.DataFrame:
+    def left_of_loop(self, waits: pd.DataFrame) -> tuple[pd.DataFrame, Intervals]:
         """What is left, as `saved_ns` takes it, if a loop with these waits is done for all at once: one launch of many,
-        and of short kernels little. It holds what runs between them, or all of their layers, backward too.
+        and of short kernels little. It holds what runs between them, or all of their layers, backward too. And when.
         """
         ops, is_last = self.ops, ~waits["follows"].to_numpy()
         is_last[-1:] = True  # what follows it may be a wait of another kind
@@ -232,9 +238,8 @@ class Program(Operations):
         is_there = (row >= 0) & (ops["start_ns"] < end[row]) & ops["phase"].isin(waits["phase"])
         is_there = is_there.where(ops["layer"] == NO_LAYER, ops["layer"].isin(waits["layer"]))
         body, left = ops[is_there & (ops["graph_node"] < 0)], is_last.mean()
-        return pd.DataFrame(
-            {"gpu": (1 - SHORT_NS / body["ns"].clip(lower=1)).clip(lower=left), "host": left}, body.index
-        )
+        gpu = (1 - SHORT_NS / body["ns"].clip(lower=1)).clip(lower=left)
+        return pd.DataFrame({"gpu": gpu, "host": left}, body.index), (begin, end)
 
     @cached_property
     def _gaps_of_others(self) -> tuple[pd.DataFrame, int]:
@@ -428,8 +433,8 @@ class Program(Operations):
     @cached_property
     def waits(self) -> pd.DataFrame:
         """The host's waits for the GPU, as `Breakdown.waits`, but those at copies and launches, GPU by GPU in time;
-        `window`; and `follows`: whether the next wait is at the same place, with nothing but work of that place
-        between them.
+        `window`; `follows`: whether the next wait is at the same place, with nothing but work of that place between
+        them; and `by_call`: the call, of loops in which several take turns the first one.
         """
         gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].iloc[self.by_start]
         waits = self.times.waits.drop(self.waiting_launches.index)
@@ -438,7 +443,7 @@ class Program(Operations):
         of_gap = {name: gaps[name].to_numpy()[waits["gap"]] for name in ("start_ns", "idle_ns", "window")}
         rows = waits.assign(**of_gap).sort_values("gap", kind="stable")
         if not (len(rows) and len(ops)):
-            return rows.assign(follows=False)
+            return rows.assign(follows=False, by_call=rows["call"])
         first = np.searchsorted(ops["start_ns"], rows["start_ns"] + rows["idle_ns"])  # operation after the gap
         last = np.append(np.searchsorted(ops["start_ns"], rows["start_ns"])[1:], 0) - 1  # before that of the next wait
         keys, number = ["layer", "phase"], [ops[name].cat.codes.to_numpy() for name in ("layer", "phase")]
@@ -446,7 +451,12 @@ class Program(Operations):
         follows = (rows[[*keys, "window"]] == rows[[*keys, "window"]].shift(-1)).all(axis=1) & (first <= last)
         first = np.minimum(first, len(ops) - 1)
         follows &= (ops[keys].iloc[first].astype(str).to_numpy() == rows[keys].to_numpy()).all(axis=1)
-        return rows.assign(follows=follows & (run[first] == run[last]))
+        follows &= run[first] == run[last]
+        turns = (
+            (follows & (rows["call"] != rows["call"].shift(-1))).groupby([rows[key] for key in keys]).transform("mean")
+        )
+        first_call = rows.groupby(keys)["call"].transform("first")
+        return rows.assign(follows=follows, by_call=rows["call"].where(turns < TURNS, first_call))
 
     def gaps_between(self, waits: pd.DataFrame) -> pd.DataFrame:
         """The gaps from each of these rows of `waits` until the next wait, if that follows."""

@@ -169,6 +169,12 @@ class Replay:
         """How long it all takes without the profiler."""
         return self._run(np.zeros(len(self.calls), dtype=bool), (NO_ROWS, NO_ROWS), (NO_ROWS, np.empty((2, 0))))
 
+    def waits_within(self, intervals: Intervals) -> Int64Array:
+        """The calls that wait in these intervals, rows of `HostCalls`; none of these is in another."""
+        start_ns = self._moments_ns[1::2][self._waits] + self._origin
+        at = np.searchsorted(intervals[0], start_ns, side="right") - 1
+        return self.calls[self._waits][(at >= 0) & (start_ns < intervals[1][at])]
+
     def saved_ns(
         self, waits: Int64Array, intervals: Intervals, left: Left | None = None, *, with_checks: bool = False
     ) -> float:
