@@ -51,7 +51,7 @@ LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
 
 _FP32 = re.compile(
     r"(?<!tf32_)\bsgemm|_sgemm_|simt_sgemm|simt_s884|f32f32_f32f32_f32(?!.*tf32)|gemmSN(?!.*(?:half|bfloat16))|"
-    r"magma_sgemm|fmha_cutlass[FB]_f32",
+    r"magma_sgemm|fmha_cutlass[FB]_f32|gemv\w*(?:::kernel)?<(?:int, int, )?float, float, float",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\*")

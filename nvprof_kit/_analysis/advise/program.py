@@ -230,8 +230,8 @@ class Program(Operations):
         """What is left, as `saved_ns` takes it, if a loop with these waits is done for all at once: one launch of many,
         and of short kernels little. It holds what runs between them, or all of their layers, backward too. And when.
         """
-        ops, is_last = self.ops, ~waits["follows"].to_numpy()
-        is_last[-1:] = True  # what follows it may be a wait of another kind
+        ops, run = self.ops, (~self.waits["follows"]).cumsum().shift(fill_value=0).loc[waits.index].to_numpy()
+        is_last = np.append(run[1:] != run[:-1], True)
         begin, end = waits["start_ns"].to_numpy(), (waits["start_ns"] + waits["idle_ns"]).to_numpy()
         begin, end = begin[np.append(True, is_last[:-1])], end[is_last]
         row = np.searchsorted(begin, ops["start_ns"], side="right") - 1

@@ -439,6 +439,8 @@ def test_what_is_saved_is_of_one_gpu(file):
         ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<float const>>", True),
         ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<__nv_bfloat16 const>>", False),
         ("void gemmSN_TN_kernel<float, 128, 16, 2, 4, cublasGemvTensorStridedBatched<__half const>>", False),
+        ("internal::gemvx::kernel<int, int, float, float, float, float, (bool)0, (bool)1>", True),
+        ("void gemv2N_kernel<int, int, __half, __half, __half, float, 128, 8, 4, 4, 1, false>", False),
         ("volta_s884gemm_fp16_128x128_ldg8_f2f_tn", False),
         ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16", False),
     ],
