@@ -281,7 +281,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
 
     Saves: What they take longer than the products of three or more layers like them that are not in fp32; without such
     layers 7/8 of their time, but half where it is that of memory, as in decoding or beside casts that take half as
-    long; and the casts in the same call.
+    long; and the casts in the same call; no more than leaves the host late.
     """
     ops, is_product = program.ops, program.ops["kernel_class"].isin(("gemm", "attention"))
     is_fp32 = matching(ops["name"], _FP32) & is_product
@@ -305,7 +305,9 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     has_peers = times["size"] >= SIBLINGS - 1
     saved_ns = (times["fp32_ns"] * saved_share).where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
     saves = busy_ns * float(saved_ns.sum() / times["fp32_ns"].sum()) + cast_ns
-    saves = min(saves, program.busy_ns(pd.concat([products[casts.columns], casts])))  # they may overlap
+    both = pd.concat([products[casts.columns], casts])
+    saves = min(saves, program.busy_ns(both))  # they may overlap
+    saves = min(saves, program.without_ns(both, 1 - saves / max(busy_ns + cast_ns, 1), 1))
     layer, phase = costliest(products, "ns")
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (
@@ -341,7 +343,7 @@ def double_precision(program: Program) -> Iterator[Finding]:
     )
     yield program.finding_in_ops(
         "double-precision", "Kernels in double precision", evidence, kernels, confidence="high",
-        saves=min(saves, program.busy_ns(kernels)),
+        saves=min(saves, program.without_ns(kernels, 1 - saves / max(program.busy_ns(kernels), 1), 1)),
         fix="look for torch.float64, NumPy arrays and Python lists of floats that became tensors, and .double(); "
         "compute in the activations' dtype, or in float32",
         refuted_by="the program needs double precision there",
@@ -420,7 +422,8 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     of_all = is_large | is_head & turn.isin(turn[reads])
     if not of_all.any():
         return
-    heads, saves = kernels[of_all], program.busy_ns(kernels[reads | of_all])
+    heads, removed = kernels[of_all], kernels[reads | of_all]
+    saves = min(program.busy_ns(removed), program.without_ns(removed, 0, 1))
     evidence = f"{program.of_wall(saves)} in {heads['layer'].iloc[0]}"
     if reads.any():
         evidence += (
