@@ -281,7 +281,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
 
     Saves: What they take longer than the products of three or more layers like them that are not in fp32; without such
     layers 7/8 of their time, but half where it is that of memory, as in decoding or beside casts that take half as
-    long; and the casts in the same call; no more than leaves the host late.
+    long; and the casts in the same call; but no more than the host lets the GPU gain.
     """
     ops, is_product = program.ops, program.ops["kernel_class"].isin(("gemm", "attention"))
     is_fp32 = matching(ops["name"], _FP32) & is_product
