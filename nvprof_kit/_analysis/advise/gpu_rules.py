@@ -57,7 +57,8 @@ _FP32 = re.compile(
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
-_COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray")
+_COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray|^memcpy DtoD")
+_INDEX = re.compile(r"gpu_index_kernel|index_?select", re.I)
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
 _HEAD = re.compile(r"(^|\.)head$")
 _TILE = re.compile(r"^(?!.*(?:fprop|conv)).*?(?:_|tilesize|MT)(\d+)x(\d+)")
@@ -235,22 +236,24 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
 
 
 def tensor_copies(program: Program) -> Iterator[Finding]:
-    """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, but not beside
-    other light kernels in a chain, take 2 % or more in equal blocks. In decoding those of new tokens do not count, as
-    they have to be written into the cache: short ones.
+    """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, outside layers also
+    those that gather rows by an index, and copies within the GPU, but not beside other light kernels in a chain, take
+    2 % or more in equal blocks. In decoding those of new tokens do not count, as they have to be written into the
+    cache: short ones.
 
     Saves: Their time and launches, in steps run again as in `sync`.
     """
-    kernels = program.kernels
-    is_copy = (kernels["kernel_class"] == "copy") & matching(kernels["name"], _COPIES)
-    is_copy |= matching(kernels["name"], _LAYOUT)
-    is_copy &= kernels["phase"].isin(("forward", "recompute")) | (
-        (kernels["layer"] == NO_LAYER) & (kernels["phase"] != "optimizer") & (program.mode != "training")
+    ops = program.ops
+    is_outside = ops["layer"] == NO_LAYER
+    is_copy = matching(ops["name"], _COPIES) | (matching(ops["name"], _INDEX) & is_outside)
+    is_copy = (is_copy & (ops["kernel_class"] == "copy")) | matching(ops["name"], _LAYOUT)
+    is_copy &= ops["phase"].isin(("forward", "recompute")) | (
+        is_outside & (ops["phase"] != "optimizer") & (program.mode != "training")
     )
     if program.mode in ("decode", "mixed"):
-        is_light = kernels["kernel_class"].isin(("elementwise", "norm"))
-        is_copy &= kernels["ns"] > NEW_TOKENS_TIMES * max(FEW_TOKENS_NS, kernels["ns"][is_light].median())
-    copies = kernels[is_copy]
+        is_light = ops["kernel_class"].isin(("elementwise", "norm"))
+        is_copy &= ops["ns"] > NEW_TOKENS_TIMES * max(FEW_TOKENS_NS, ops["ns"][is_light].median())
+    copies = ops[is_copy]
     if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
         return
     for explained in (program.chains, program.scores, program.mask_kernels):
@@ -262,7 +265,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
             continue
         layer, phase = costliest(same, "ns")
         evidence = (
-            f"{program.of_wall(saves)} in {program.number(len(same), 'kernel')} that only copy, "
+            f"{program.of_wall(saves)} in {program.number(len(same), 'operation')} that only copy, "
             f"in {plural(same['layer'].nunique(), 'layer')}; most in {layer} {phase}: "
             f"{program.ms(at(same, layer, phase)['ns'].sum())}"
         )

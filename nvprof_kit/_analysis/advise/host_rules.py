@@ -350,7 +350,9 @@ def host_busy(program: Program) -> Iterator[Finding]:
             note=f"; while {activity}{f', most in {named}' if name else ''}",
             fix=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process"
             if name
-            else "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other "
+            else "keep weights and the optimizer's states on the GPU, without CPU offload; "
+            * bool((rows["phase"] == "optimizer").any())
+            + "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other "
             "phases around logging, checkpoints and gc.collect(), record with -t cuda,nvtx,osrt or with Python "
             "backtraces; then run it while the GPU works",
             refuted_by=f"the step takes as long without {name or 'what runs there'}",

@@ -405,9 +405,13 @@ class Program(Operations):
 
     @cached_property
     def stalls(self) -> pd.DataFrame:
-        """The long gaps in which what the host did is unknown: it was busy with something else than launching."""
+        """The long gaps in which what the host did is unknown, or is no CUDA call and outside layers: it was busy with
+        something else than launching.
+        """
         usual_ns = self.steps["wall_ns"].quantile(0.5, interpolation="lower") if self.choice.count else np.inf
-        stalls = self.gaps[(self.gaps["idle_ns"] >= STALL_OF_STEP * usual_ns) & (self.gaps["cause"] == "unknown")]
+        stalls = self.gaps[self.gaps["idle_ns"] >= STALL_OF_STEP * usual_ns]
+        is_outside = (stalls["cause"] == "launch") & (stalls["layer"] == NO_LAYER) & (stalls["call"] == "")
+        stalls = stalls[is_outside | (stalls["cause"] == "unknown")]
         return stalls[~stalls.index.isin(self.gaps_at_copies.index)]
 
     def steady_ns(self, late_ns: pd.Series[int]) -> int:
