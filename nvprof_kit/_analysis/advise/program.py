@@ -232,14 +232,14 @@ class Program(Operations):
         """
         ops, run = self.ops, (~self.waits["follows"]).cumsum().shift(fill_value=0).loc[waits.index].to_numpy()
         is_last = np.append(run[1:] != run[:-1], True)
-        begin, end = waits["start_ns"].to_numpy(), (waits["start_ns"] + waits["idle_ns"]).to_numpy()
-        begin, end = begin[np.append(True, is_last[:-1])], end[is_last]
-        row = np.searchsorted(begin, ops["start_ns"], side="right") - 1
+        start, end = waits["start_ns"].to_numpy(), (waits["start_ns"] + waits["idle_ns"]).to_numpy()
+        start, end = start[np.append(True, is_last[:-1])], end[is_last]
+        row = np.searchsorted(start, ops["start_ns"], side="right") - 1
         is_there = (row >= 0) & (ops["start_ns"] < end[row]) & ops["phase"].isin(waits["phase"])
         is_there = is_there.where(ops["layer"] == NO_LAYER, ops["layer"].isin(waits["layer"]))
         body, left = ops[is_there & (ops["graph_node"] < 0)], is_last.mean()
         gpu = (1 - SHORT_NS / body["ns"].clip(lower=1)).clip(lower=left)
-        return pd.DataFrame({"gpu": gpu, "host": left}, body.index), (begin, end)
+        return pd.DataFrame({"gpu": gpu, "host": left}, body.index), (start, end)
 
     @cached_property
     def _gaps_of_others(self) -> tuple[pd.DataFrame, int]:
@@ -405,12 +405,13 @@ class Program(Operations):
 
     @cached_property
     def stalls(self) -> pd.DataFrame:
-        """The long gaps in which what the host did is unknown, or is no CUDA call and outside layers: it was busy with
-        something else than launching.
+        """The long gaps in which what the host did is unknown, and the five times longer ones outside layers and calls:
+        it was busy with something else than launching, as with an optimizer on the CPU.
         """
         usual_ns = self.steps["wall_ns"].quantile(0.5, interpolation="lower") if self.choice.count else np.inf
         stalls = self.gaps[self.gaps["idle_ns"] >= STALL_OF_STEP * usual_ns]
         is_outside = (stalls["cause"] == "launch") & (stalls["layer"] == NO_LAYER) & (stalls["call"] == "")
+        is_outside &= stalls["idle_ns"] >= 5 * STALL_OF_STEP * usual_ns
         stalls = stalls[is_outside | (stalls["cause"] == "unknown")]
         return stalls[~stalls.index.isin(self.gaps_at_copies.index)]
 

@@ -207,7 +207,7 @@ class Replay:
         kind = np.append(of_class * classes.categories.isin(CHECKS), 0)[classes.codes]
         kind[self._name == "memcpy DtoH"] = 1
         positions = np.flatnonzero(self._name != "memset")  # a reduction may need one, or not
-        begin = stop = self._ops_before[waits]
+        first = stop = self._ops_before[waits]
         last = np.searchsorted(positions, stop) - 1
         count = last + 1 - np.searchsorted(positions, np.append(0, self._ops_before)[waits])
         is_alike = np.ones(len(waits), dtype=bool)
@@ -218,9 +218,9 @@ class Replay:
             is_alike &= kind[position] == common
             if common == 0 or is_alike.mean() < ALIKE:
                 break
-            begin = np.where(is_alike, position, begin)
+            first = np.where(is_alike, position, first)
         edges = np.zeros(len(kind) + 1, dtype=np.int64)
-        np.add.at(edges, begin, 1)
+        np.add.at(edges, first, 1)
         np.add.at(edges, stop, -1)
         is_check: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return is_check

@@ -320,7 +320,12 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
         Lengths in the unit of the intervals, shape ``(groups,)``.
     """
     lanes = int(lane.max(initial=0)) + 1
-    order, starts, finishes = _in_lanes(start, end, group * lanes + lane if groups > 1 else lane)
+    line, lane = Line.over((start,), (end,)), group * lanes + lane if groups > 1 else lane
+    if not line.fits(lane):
+        lane = np.unique(lane, return_inverse=True)[1]  # number only the lanes that occur
+    starts = line.at(lane, start)
+    order = np.argsort(starts, kind="stable")
+    starts, finishes = starts[order], line.at(lane, end)[order]
     # in place, to limit memory: from where the intervals before reach, to the end
     np.maximum(starts[1:], np.maximum.accumulate(finishes)[:-1], out=starts[1:])
     finishes -= starts
@@ -372,17 +377,6 @@ def joined(keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64Array | None:
             code *= size
             code += np.subtract(key, low, dtype=np.int64)
     return code
-
-
-def _in_lanes(start: Int64Array, end: Int64Array, lane: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The order by lane and start, and the starts and ends in that order, on one line."""
-    line = Line.over((start,), (end,))
-    if not line.fits(lane):
-        lane = np.unique(lane, return_inverse=True)[1]  # number only the lanes that occur
-    starts = line.at(lane, start)
-    order = np.argsort(starts, kind="stable")
-    starts = starts[order]
-    return order, starts, line.at(lane, end)[order]
 
 
 def touches(intervals: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:

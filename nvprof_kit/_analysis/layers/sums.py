@@ -313,12 +313,12 @@ def inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
     parent = ranges.nesting.parent
     nearest = np.append(inherit(np.where(label >= 0, np.arange(len(label)), NONE), ranges.nesting), NONE)
     result = np.zeros(len(label), dtype=bool)
-    rows, around = np.arange(len(label)), nearest[parent]
+    rows, outer = np.arange(len(label)), nearest[parent]
     while len(rows):
-        is_inside = around >= 0
-        rows, around = rows[is_inside], around[is_inside]
-        result[rows[label[around] == label[rows]]] = True
-        around = nearest[parent[around]]
+        is_inside = outer >= 0
+        rows, outer = rows[is_inside], outer[is_inside]
+        result[rows[label[outer] == label[rows]]] = True
+        outer = nearest[parent[outer]]
     return result
 
 

@@ -22,7 +22,7 @@ from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import BUSY_CALLS, OPS, TABLES
 from nvprof_kit.errors import CaptureError
 
-CAPTURES = sorted(path for path in DATA.rglob("*.sqlite.xz") if path.parent.name != "sixth")
+CAPTURES = sorted(path for path in DATA.rglob("*.sqlite.xz") if path.parent.parent.name != "faults")
 EVERYTHING = (*(name for name, column in OPS.items() if column.optional), *TABLES, "duration_ns")
 READS = (EVERYTHING, ("name", "calls", BUSY_CALLS), ())
 FORMS = (("parquet", 1 << 20), ("parquet", 1000), ("arrow", 5000))
