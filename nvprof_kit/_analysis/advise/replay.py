@@ -100,14 +100,14 @@ class Replay:
         self._name, self._class = ops["name"], ops["kernel_class"]
         self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
-        positions = np.full(len(host.start), NONE, dtype=np.int64)
+        positions = np.full(len(host.start), NONE, dtype=np.int32)
         positions[self.calls[~is_wait]] = np.flatnonzero(~is_wait)
-        self._launch = positions[call]
+        self._launch = positions[call].astype(np.int64)
         nested = np.flatnonzero((self._launch < 0) & (call >= 0))  # launched by a call inside another one
         launch = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
         self._launch[nested] = launch
-        del positions
-        self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(self.calls))
+        del positions, call, calls_between  # of large captures, much memory
+        self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(self.calls)).astype(np.int32)
         # a copy for which its own call waits is launched at its begin
         self._in_waits = np.flatnonzero(np.isin(self._launch, self._waits))
         launched = np.append(call_end, -np.inf)[self._launch]
@@ -150,10 +150,13 @@ class Replay:
         is_late = launched > free
         calls = self._launch[~is_late & (self._launch >= 0)]  # where the host waits if the queue of the GPU is full
         self._host_ns[np.setdiff1d(calls[self._host_ns[calls, 1] > LONG_NS], self._waits), 1] = LAUNCH_NS
-        busy_ns = np.maximum(end - np.maximum(free, start), 0)  # those that overlap count once
-        usual_ns = median((start - launched)[is_late]) if is_late.any() else 0.0
-        start_ns = np.where(is_late, start - launched, min(usual_ns, START_NS))
-        idle_ns = np.clip(start - free, 0, None)
+        busy_ns = np.maximum(free, start)
+        np.maximum(np.subtract(end, busy_ns, out=busy_ns), 0, out=busy_ns)  # those that overlap count once
+        start_ns = start - launched
+        usual_ns = median(start_ns[is_late]) if is_late.any() else 0.0
+        start_ns[~is_late] = min(usual_ns, START_NS)
+        idle_ns = np.subtract(start, free, out=free)
+        np.maximum(idle_ns, 0, out=idle_ns)
         usual_ns = median(idle_ns[~is_late]) if not is_late.all() else 0.0
         gap_ns = np.where(is_late, np.minimum(idle_ns, min(usual_ns, START_NS)), idle_ns)
         gap_ns[(self._launch >= 0) & ~is_late & (idle_ns > ASLEEP_NS)] = START_NS
@@ -161,7 +164,8 @@ class Replay:
         gap_ns += busy_ns
         self._busy_ns = busy_ns
         self._back_to_back_ns = np.cumsum(gap_ns)  # when each ends if all are launched in time
-        self._late_ns = start_ns + busy_ns - self._back_to_back_ns
+        start_ns += busy_ns
+        self._late_ns = np.subtract(start_ns, self._back_to_back_ns, out=start_ns)
         self._late_ns[self._launch < 0] = -np.inf
 
     @cached_property
@@ -233,7 +237,7 @@ class Replay:
         is_launched = self._launch[rows] >= 0
         launch, parts = self._launch[rows[is_launched]], np.ones((2, len(self.calls)))
         parts[:, launch] = left[1][:, is_launched]
-        parts[:, np.bincount(launch, minlength=len(self.calls)) < self._ops_of_call] = 1  # a graph's launch
+        parts[:, launch[np.bincount(launch, minlength=1)[launch] < self._ops_of_call[launch]]] = 1  # a graph's launch
         planned, removed_ns = self._back_to_back_ns, np.zeros(len(self.rows))
         removed_ns[rows] = (1 - gpu) * (planned[rows] - np.where(rows > 0, planned[rows - 1], 0))
         np.cumsum(removed_ns, out=removed_ns)
@@ -302,9 +306,10 @@ def _launches_and_waits(
     start, latest_end = host.start[calls], host.end[calls]
     np.maximum.accumulate(latest_end, out=latest_end)
     is_outer = np.append(start[:1] >= first_ns, start[1:] >= latest_end[:-1])
-    calls = calls[is_outer]
-    is_launch = np.zeros(len(host.start), dtype=bool)
-    is_launch[launches] = True
-    positions = np.flatnonzero(waits[calls] | is_launch[calls])
-    positions = np.repeat(positions, 1 + (host.launched < host.end)[calls[positions]])
-    return calls[positions], np.maximum(np.diff(positions, prepend=-1) - 1, 0)
+    del start, latest_end
+    is_chosen = waits.copy()
+    is_chosen[launches] = True
+    positions = np.flatnonzero(is_outer & is_chosen[calls])
+    calls, number = calls[positions], np.cumsum(is_outer, dtype=np.int32)[positions]  # of the outer ones
+    times = 1 + (host.launched < host.end)[calls]
+    return calls.repeat(times), np.maximum(np.diff(number.repeat(times), prepend=0) - 1, 0)

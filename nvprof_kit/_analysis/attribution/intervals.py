@@ -15,7 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Int64Array = npt.NDArray[np.int64]
 Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+_Values = TypeVar("_Values", npt.NDArray[np.int64], npt.NDArray[np.int8])
 
 NONE = -1
 """Index that stands for "no range"."""
@@ -50,7 +51,7 @@ class Nesting:
     depth: Int64Array
     threads: Int64Array
     change: Int64Array
-    owner: Int64Array
+    owner: Integers
     line: Line
     crossing: bool = False
 
@@ -71,7 +72,7 @@ class Nesting:
         has_ranges = self.threads[thread] == tid
         # nothing is open at the end of a lane: there is every time outside it, before it at the end of the lane before
         position = self.line.at(thread, self.line.clamp(time, before=1))
-        owner = self.owner[np.searchsorted(self.change, position, side="right") - 1]
+        owner = self.owner[np.searchsorted(self.change, position, side="right") - 1].astype(np.int64, copy=False)
         owner[~has_ranges] = NONE
         return owner
 
@@ -198,28 +199,28 @@ def peel(
 
 def _changes(
     starts: Int64Array, finishes: Int64Array, parent: Int64Array, order: Int64Array
-) -> tuple[Int64Array, Int64Array]:
+) -> tuple[Int64Array, npt.NDArray[np.int32]]:
     """Change times and owners: a start makes the range innermost, an end its parent; ranges by start, outer first."""
     outside_in = order[finishes[order] > starts[order]]  # a range of zero length is never innermost
     inside_out = outside_in[::-1]
     times = np.concatenate([finishes[inside_out], starts[outside_in]])
-    owner = np.concatenate([parent[inside_out], outside_in])
+    owner = np.concatenate([parent[inside_out], outside_in], dtype=np.int32)  # half the memory
     by_time = np.argsort(times, kind="stable")  # ties: ends from the inside out, then starts from the outside in
     return times[by_time], owner[by_time]
 
 
-def inherit(own_values: Int64Array, nesting: Nesting) -> Int64Array:
+def inherit(own_values: _Values, nesting: Nesting) -> _Values:
     """For each range its own value, or that of the nearest enclosing range that has one.
 
     Args:
         own_values: A value for each range, `NONE` if it has none of its own, shape ``(n,)``.
         nesting: The nesting of the ranges.
     """
-    values: Int64Array = own_values.copy()
+    values: Any = own_values.copy()
     for level in range(1, int(nesting.depth.max(initial=0)) + 1):
         here = np.flatnonzero((nesting.depth == level) & (own_values == NONE))
         values[here] = values[nesting.parent[here]]
-    return values
+    return cast(_Values, values)
 
 
 def outer_layers(layer_range: Int64Array, nesting: Nesting) -> Int64Array:

@@ -110,11 +110,11 @@ def levels(
     positions = np.concatenate((*(line.at(intervals[0], edge) for edge in intervals[1:]), opens, closes))
     change = np.concatenate((weight, -weight, np.zeros(2 * len(opens), dtype=weight.dtype)))
     order = np.argsort(positions, kind="stable")
-    positions, change, total = positions[order], change[order], np.int64(0)
+    total = np.int64(0)
     for low in range(0, len(positions) - 1, _MOMENTS):
-        length = np.diff(positions[low : low + _MOMENTS + 1])
-        start, level = positions[low : low + len(length)], total + np.cumsum(change[low : low + len(length)])
-        total = level[-1]
+        rows = order[low : low + _MOMENTS + 1]
+        start, level = positions[rows], total + np.cumsum(change[rows[:-1]])
+        length, start, total = np.diff(start), start[:-1], level[-1]
         edges = np.searchsorted(start, opens)
         window = np.arange(-1, len(opens)).repeat(np.diff(edges, prepend=0, append=len(start)))
         inside = np.flatnonzero((length > 0) & (window >= 0) & (start < np.append(closes, 0)[window]))
@@ -293,7 +293,8 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     code = joined(list(keys.values()))  # parts of a gap with the same cause and place are one
     assert code is not None, "a block has few gaps"
     order = np.lexsort((starts, code))
-    first = np.flatnonzero(np.append(True, np.diff(code[order]) != 0)[: len(order)])
+    code = code[order]
+    first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(order)])
     rows = order[first]
     parts = {name: values[rows] for name, values in keys.items()}
     parts["idle_ns"] = np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
@@ -361,4 +362,6 @@ def _following(
     )
     is_graph = (trace.ops["graph_node"].to_numpy() >= 0) | (trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     is_graph = np.append(is_graph, False)
-    return op, call[op], is_graph[op] & is_graph[before] & (call[op] != call[before])
+    is_graph = is_graph[op] & is_graph[before]
+    is_graph[is_graph] = call[op[is_graph]] != call[before[is_graph]]
+    return op, call[op], is_graph

@@ -51,7 +51,8 @@ class HostCalls:
     """The calls of a capture, in table order; shape ``(c + 1,)`` each, with an entry for `NONE` appended.
 
     Attributes:
-        pid, tid, start, end: Process, thread and times of each call; the last entries are `NONE` and 0.
+        pid, tid, start, end: Process, thread and times of each call; the last entries are `NONE` and 0, but that of
+            `pid` is the process if there is only one.
         overhead, operator, system: Whether it is profiler overhead, a PyTorch operator, or a call of the operating
             system.
         names: The distinct names.
@@ -62,7 +63,9 @@ class HostCalls:
     def __init__(self, trace: Trace) -> None:
         frame = empty_frame("calls") if trace.calls is None else trace.calls
         self._ops, self._correlation = trace.ops, frame["correlation"].to_numpy()
-        self.pid, self.tid = (np.append(frame[name].to_numpy(), NONE) for name in ("pid", "tid"))
+        pid, self.tid = frame["pid"].to_numpy(), np.append(frame["tid"].to_numpy(), NONE)
+        is_one = pid.strides == (0,) and len(pid) > 0  # which takes no memory for each row
+        self.pid = np.broadcast_to(pid[0], len(self.tid)) if is_one else np.append(pid, NONE)
         self.start, self.end = (np.append(frame[name].to_numpy(), 0) for name in ("start_ns", "end_ns"))
         self.overhead, self.operator, self.system = (
             np.append(frame["kind"].to_numpy() == CALL_KINDS.index(kind), False)
@@ -299,11 +302,15 @@ class HostActivity:
             rows = rows[~is_inside_cuda]
             self.calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
         self.rows = np.append(rows, NONE)
-        self.operator = np.append(inherit(np.where(host.operator[rows], rows, NONE), self.calls), NONE)
+        self.operator = (
+            np.append(inherit(np.where(host.operator[rows], rows, NONE), self.calls), NONE)
+            if host.operator.any()
+            else np.broadcast_to(np.int64(NONE), len(self.rows))
+        )
         own_cause = self._own_causes(rows)
         is_loading = inherit(np.where(own_cause == CODE["loading"], own_cause, NONE), self.calls) != NONE
-        cause = np.where(is_loading, CODE["loading"], inherit(own_cause, self.calls))
-        self.cause = np.append(cause, NONE)
+        cause = np.where(is_loading, np.int8(CODE["loading"]), inherit(own_cause, self.calls))
+        self.cause = np.append(cause, np.int8(NONE))
         self.prepares = np.append(self._prepares(rows), False)
         collecting = [bool(re.search(_OF_NAMES["gc"], name.text, re.IGNORECASE)) for name in ranges.names]
         collects = np.array(collecting, dtype=bool)[ranges.name] & ~ranges.is_one_of(LAYER_CATEGORIES)
@@ -409,11 +416,11 @@ class HostActivity:
         call, range_ = (nesting.innermost(tid, starts) for nesting in (self.calls, self.ranges.nesting))
         return Pieces(interval[row], tid, starts, ends, call, range_)
 
-    def _own_causes(self, rows: Int64Array) -> Int64Array:
+    def _own_causes(self, rows: Int64Array) -> npt.NDArray[np.int8]:
         """The cause of each call and operator by itself, without inheritance."""
         host = self.host
         of_name, of_long = (
-            np.array([_cause_of(name, patterns) for name in host.names], dtype=np.int64)[host.name[rows]]
+            np.array([_cause_of(name, patterns) for name in host.names], dtype=np.int8)[host.name[rows]]
             for patterns in (_OF_NAMES, _OF_LONG_CALLS)
         )
         length = (host.end - host.start)[rows]
@@ -423,7 +430,7 @@ class HostActivity:
         launching = launching[length[launching] >= LONG_LAUNCH_NS]
         if len(launching):  # few captures have one, and to find the first launches takes a while
             is_long[launching] = np.isin(rows[launching], host.first_launches)
-        cause_of_call: Int64Array = np.where(is_long, of_long, of_name)
+        cause_of_call: npt.NDArray[np.int8] = np.where(is_long, of_long, of_name)
         cause_of_call[(cause_of_call == CODE["copy"]) & host.waits[rows]] = CODE["sync"]
         return cause_of_call
 
@@ -507,7 +514,7 @@ def _cut(cuts: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Arr
     last = np.cumsum(counts) - 1
     first = last - counts + 1
     of_part = np.arange(len(row)) - 1 + (low - first)[row]
-    starts = cuts[np.clip(of_part, 0, len(cuts) - 1)] if len(cuts) else start[row]
+    starts = cuts.take(of_part, mode="clip") if len(cuts) else start[row]
     starts[first] = start
     ends = np.append(starts[1:], 0)[: len(row)]
     ends[last] = end
