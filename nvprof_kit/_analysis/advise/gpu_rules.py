@@ -188,7 +188,9 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
     parts = [_parts(chains), chains["block"].cat.codes.where(chains["block"].isin(outliers), -1)]
-    for _, same in chains.drop(columns=["layer_kind", "block", "block_kind"]).groupby(parts, observed=True):
+    chains = chains.drop(columns=["layer_kind", "block", "block_kind", "saved_ns"])
+    del place  # of large captures, much memory
+    for _, same in chains.groupby(parts, observed=True):
         if program.at_most_ns(same) < CHAINS_SHARE * program.wall_ns:
             continue
         layer, phase = costliest(same, "ns")

@@ -244,7 +244,7 @@ class Replay:
         late_ns = self._late_ns + removed_ns
         late_ns[rows] -= (1 - gpu) * self._busy_ns[rows]
         late_ns[rows[gpu == 0]] = -np.inf
-        return planned - removed_ns, late_ns, parts
+        return np.subtract(planned, removed_ns, out=removed_ns), late_ns, parts
 
     def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Left) -> float:
         """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and with what
@@ -265,18 +265,20 @@ class Replay:
             is_gone = is_gone | (parts[0] == 0)  # a wait at a copy, or in the call that launches
             is_gone[1:] |= (parts[0, :-1] == 0) & (self._is_copy[:-1] | self._follows_itself[1:])
             times = times * parts[1][:, None]
+            del parts  # of large captures, much memory
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         host_ns = times[:, 0] + times[:, 1]
         host_ns[reads] = 0
         np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
-        waits = self._waits
+        waits, launch = self._waits, self._launch[self._in_waits]
+        copies_ns = np.where(reads[launch], 0, times[launch, 1])
         columns = np.where(reads[waits], 0, times[waits, 1]), host_ns[waits], is_gone[waits]
         waits_ns, returns_ns, gone = (column.tolist() for column in columns)
+        del times
         delay_ns = np.zeros(len(self._waits) + 1)  # by how much the waits up to each delay the host
         # by how much later than back to back each operation ends: for its launch, then also for those before it
-        late_ns = host_ns[self._launch] + late_ns
-        launch = self._launch[self._in_waits]
-        late_ns[self._in_waits] -= np.where(reads[launch], 0, times[launch, 1])
+        late_ns = np.add(launched_ns := host_ns[self._launch], late_ns, out=launched_ns)
+        late_ns[self._in_waits] -= copies_ns
         latest_ns, position = 0.0, 0
         for wait, stop in enumerate([*self._ops_before.tolist(), len(planned)]):
             if stop > position:  # the operations that are launched before this wait
