@@ -73,7 +73,8 @@ def concatenated(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     filled, size = [column for column in columns if len(column)], sum(map(len, columns))
     if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
         return np.broadcast_to(filled[0][0], size)
-    whole = filled[0] if filled and filled[0].flags.owndata else np.empty(0, columns[0].dtype)
+    dtype = np.result_type(*columns)
+    whole = filled[0] if filled and filled[0].flags.owndata and filled[0].dtype == dtype else np.empty(0, dtype)
     low = len(whole)
     whole.resize(size, refcheck=False)
     for column in filled[low > 0 :]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _REDUCTIONS = re.compile("AllReduce|ReduceScatter")
+SEVERAL_PASSES = 1.5
 EXPOSED_SHARE, IN_TURNS_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
 
 
@@ -61,8 +62,8 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
             "find_unused_parameters, and with no synchronization in between)"
         )
     passes = reducing_passes(program)
-    saves = alone_ns * (1 - 1 / passes if passes > 1 else 1)
-    if passes > 1:
+    saves = alone_ns * (1 - 1 / passes if passes >= SEVERAL_PASSES else 1)
+    if passes >= SEVERAL_PASSES:
         title = "Gradients are reduced in each backward pass"
         evidence += f"; gradients are reduced in {passes:.1f} backward passes of a step"
         fix = "run all but the last in model.no_sync() (FSDP: set_requires_gradient_sync(False))"
@@ -86,8 +87,9 @@ def reducing_passes(program: Program) -> float:
     is_reduction = matching(ops["name"], _REDUCTIONS) & (ops["kernel_class"] == "comm")
     if program.mode != "training" or not program.choice.count or (is_reduction & (ops["phase"] == "forward")).any():
         return 1.0  # tensor parallelism reduces activations
+    is_reduction &= ops["phase"] == "backward"
     passes = 0
-    for lane in range(program.gpus):
+    for lane in ops["lane"].unique():
         is_there = ops["lane"] == lane
         phase, reduces = ops["phase"][is_there], is_reduction[is_there]
         is_forward = phase.where(phase.isin(("forward", "backward"))).ffill().eq("forward")

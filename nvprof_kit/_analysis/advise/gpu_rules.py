@@ -54,6 +54,7 @@ _FP32 = re.compile(
     r"magma_sgemm|fmha_cutlass[FB]_f32|gemv\w*(?:::kernel)?<(?:int, int, )?float, float, float",
     re.IGNORECASE,
 )
+_VECTOR = re.compile("gemv")
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
@@ -101,8 +102,8 @@ def copies(program: Program) -> Iterator[Finding]:
             "copies", "Blocking copies", evidence, _moves_of(worst.to_frame().T, moves), saves=saves,
             fix="keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
             if "DtoH" in worst["copy"]
-            else "use DataLoader(pin_memory=True) and .to(device, non_blocking=True); copy the next batch on another "
-            "stream",
+            else "use pinned memory, as of DataLoader(pin_memory=True), and .to(device, non_blocking=True); copy the "
+            "next batch on another stream",
             confidence="high", refuted_by="the copies take as long from pinned memory and still overlap with nothing",
         )  # fmt: skip
     pinned = rows[(rows["memory"] == "pinned") & ~blocks & (rows["exposed_ns"] > 0)]
@@ -160,9 +161,10 @@ def small_kernels(program: Program) -> Iterator[Finding]:
         evidence += f"; the same in {len(storms) - 1} other places, {program.ms(storms['small_ns'].iloc[1:].sum())}"
     between_waits_ns = program.gaps_between(program.waits)["idle_ns"].sum()
     optimizer = phase == "optimizer" or (short["kernel_class"] == "optimizer").any()
+    saves = program.without_ns(short)
     yield program.finding_in_ops(
-        "small-kernels", "Many small kernels", evidence, at(short, layer, phase),
-        saves=program.without_ns(short),
+        "small-kernels", "Many small kernels", evidence + program.with_launches(short, saves), at(short, layer, phase),
+        saves=saves,
         fix="a fused optimizer (fused=True or foreach=True), " * bool(optimizer)
         + "torch.compile, a CUDA graph, or a fused kernel for this layer",
         confidence="medium" if waits else "low", refuted_by="a fused kernel takes as long as all of them together",
@@ -197,10 +199,11 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         run, length = (same[name].to_numpy() for name in ("run", "length"))
         longest = length.max()
         is_long = length >= min(CHAIN_LENGTH, longest)
+        saves = program.without_ns(same, 1 / length, 1 / length)
         evidence = (
             f"{program.number(len(np.unique(run[is_long])), 'chain')} of {length[is_long].min()} or more "
             f"such kernels, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; "
-            f"the longest has {longest} kernels"
+            f"the longest has {longest} kernels{program.with_launches(same, saves)}"
         )
         fix = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
         if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum():
@@ -213,7 +216,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
             fix += "every N steps"
         yield program.finding_in_ops(
             "unfused-chains", "Chains of small memory-bound kernels", evidence, same, fix=fix,
-            saves=program.without_ns(same, 1 / length, 1 / length),
+            saves=saves,
             refuted_by="torch.compile on that layer leaves as many kernels, or makes it no faster",
         )  # fmt: skip
 
@@ -267,16 +270,16 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
             continue
         layer, phase = costliest(same, "ns")
         evidence = (
-            f"{program.of_wall(saves)} in {program.number(len(same), 'operation')} that only copy, "
+            f"{program.of_wall(program.busy_ns(same))} in {program.number(len(same), 'operation')} that only copy, "
             f"in {plural(same['layer'].nunique(), 'layer')}; most in {layer} {phase}: "
-            f"{program.ms(at(same, layer, phase)['ns'].sum())}"
+            f"{program.ms(at(same, layer, phase)['ns'].sum())}{program.with_launches(same, saves)}"
         )
         yield program.finding_in_ops(
             "tensor-copies", "Tensors are copied on the GPU", evidence, same, saves=saves,
             fix="keep the model and its input in memory_format=torch.channels_last"
             if matching(same["name"], _LAYOUT).any()
-            else "avoid contiguous(), cat, repeat_interleave and casts: use views, enable_gqa, a cache that is written "
-            "in place, one dtype",
+            else "avoid contiguous(), cat, repeat_interleave, gathering by an index and casts: use views, enable_gqa, "
+            "a cache that is written in place, one dtype",
             refuted_by="a kernel that reads the tensors as they are is slower by as much",
         )  # fmt: skip
 
@@ -285,8 +288,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     """Matrix products or fused attention whose kernels' names say fp32 without tensor cores.
 
     Saves: What they take longer than the products of three or more layers like them that are not in fp32; without such
-    layers 7/8 of their time, but half where it is that of memory, as in decoding or beside casts that take half as
-    long; and the casts in the same call; but no more than the host lets the GPU gain.
+    layers 7/8 of their time, but half where it is that of memory, as in decoding, of products with a vector, or beside
+    casts that take half as long; and the casts in the same call; but no more than the host lets the GPU gain.
     """
     ops, is_product = program.ops, program.ops["kernel_class"].isin(("gemm", "attention"))
     is_fp32 = matching(ops["name"], _FP32) & is_product
@@ -300,7 +303,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
     if busy_ns + cast_ns < FP32_SHARE * program.wall_ns:
         return
-    is_of_memory = program.mode == "decode" or 2 * cast_ns > busy_ns
+    of_vectors_ns = products["ns"][matching(products["name"], _VECTOR)].sum()
+    is_of_memory = program.mode in ("decode", "mixed") or 2 * cast_ns > busy_ns or 2 * of_vectors_ns > busy_ns
     keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if is_of_memory else 7 / 8
     times = ops.loc[is_product, [*keys, "ns"]]
     times = times.assign(fp32_ns=times["ns"] * is_fp32[is_product])
@@ -374,8 +378,8 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     if saves and saves >= COPIES_SHARE * program.wall_ns:
         half = f", and half of that attention, {program.ms(half_ns)}, which is_causal=True skips" * bool(half_ns)
         evidence = (
-            f"{program.of_wall(saves)} in kernels that make a mask before fused attention{half}, in "
-            f"{plural(masks['layer'].nunique(), 'layer')}"
+            f"{program.of_wall(program.busy_ns(masks))} in kernels that make a mask before fused attention{half}, in "
+            f"{plural(masks['layer'].nunique(), 'layer')}{program.with_launches(masks, saves - half_ns)}"
         )
         yield program.finding_in_ops(
             "unfused-attention", "A mask is made in each attention", evidence, masks, saves=saves,
@@ -460,7 +464,10 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
         return
     left = FUSED_PART * (1 - SHORT_NS / kernels["ns"].clip(lower=SHORT_NS))
     saves = program.without_ns(kernels, left, OPTIMIZER_KERNELS / 100 / len(kernels) * program.parts)
-    evidence = f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
+    evidence = (
+        f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
+        f"{program.with_launches(kernels, saves)}"
+    )
     yield program.finding_in_ops(
         "optimizer-loop", "The optimizer runs kernels for each parameter", evidence, kernels, saves=saves,
         fix="use fused=True or foreach=True, or an optimizer of a library with fused kernels",
@@ -478,12 +485,15 @@ def recompute(program: Program) -> Iterator[Finding]:
     if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:
         return
     layer, _ = costliest(ops, "ns")
+    saves = program.without_ns(ops)
     evidence = (
         f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is recomputed forward "
         f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
+        f"{program.with_launches(ops, saves)}"
     )
     yield program.finding_in_ops(
-        "recompute", "Recomputed activations", evidence, ops, confidence="high", saves=program.without_ns(ops),
+        "recompute", "Recomputed activations", evidence, ops, saves=saves,
+        confidence="high" if saves <= 2 * program.busy_ns(ops) else "medium",
         fix="checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows",
         refuted_by="without checkpointing the model does not fit",
     )  # fmt: skip

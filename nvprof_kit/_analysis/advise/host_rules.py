@@ -329,7 +329,8 @@ def dataloader(program: Program) -> Iterator[Finding]:
 def host_busy(program: Program) -> Iterator[Finding]:
     """Idle while the host runs Python outside layers (in a PyTorch trace with stacks; it names the function), while
     the thread that launches is on no CPU outside layers (with `-t osrt`, it names the call: `recv`, `read`,
-    `nanosleep`), or in stretches of a twentieth of a step or more in which what the host does is unknown.
+    `nanosleep`), or in stretches of a twentieth of a step or more in which what the host does is unknown, and of a
+    quarter outside layers and calls, as with an optimizer on the CPU.
 
     Saves: That time.
     """
@@ -338,7 +339,7 @@ def host_busy(program: Program) -> Iterator[Finding]:
     for rows, column, activity in (
         (program.idle("python"), "operator", "the host runs Python outside layers"),
         (off_cpu[off_cpu["layer"] == NO_LAYER], "call", "the thread that launches is on no CPU"),
-        (stalls.assign(named=""), "named", "the host neither launches nor calls CUDA, in long stretches"),
+        (stalls, "operator", "the host neither launches nor calls CUDA, in long stretches"),
     ):
         if not len(rows):
             continue
@@ -351,7 +352,7 @@ def host_busy(program: Program) -> Iterator[Finding]:
             fix=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process"
             if name
             else "keep weights and the optimizer's states on the GPU, without CPU offload; "
-            * bool((rows["phase"] == "optimizer").any())
+            * (costliest(rows, "idle_ns")[1] == "optimizer")
             + "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other "
             "phases around logging, checkpoints and gc.collect(), record with -t cuda,nvtx,osrt or with Python "
             "backtraces; then run it while the GPU works",

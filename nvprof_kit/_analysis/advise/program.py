@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.advise.replay import Intervals, Replay
+from nvprof_kit._analysis.advise.replay import Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
@@ -201,7 +201,8 @@ class Program(Operations):
         """
         gaps = self.gaps[:0] if gaps is None else gaps
         if not self.replays:
-            return int((self.busy_ns(ops) + gaps["idle_ns"].sum()) * (1 - np.mean(gpu)))
+            part = 1 - np.average(np.broadcast_to(gpu, len(ops)), weights=ops["ns"]) if ops["ns"].any() else 0.0
+            return int(self.busy_ns(ops) * part + gaps["idle_ns"].sum())
         left = pd.DataFrame({"gpu": gpu, "host": host}, ops.index)
         return self.saved_ns(self.waits[:0], gaps, left)
 
@@ -220,26 +221,29 @@ class Program(Operations):
         is_without[others.index] = is_without[self.gaps_between(waits).index] = True
         left = None
         if is_loop:
-            left, loops = self.left_of_loop(waits)
-            within = [replay.waits_within(loops) for replay, _ in self.replays]
-            waits = pd.DataFrame({"row": np.concatenate([waits["row"], *within])})
+            of_gpus = [
+                self.left_of_loop(waits[waits["window"].isin(windows)], replay) for replay, windows in self.replays
+            ]
+            left = pd.concat([left for left, _ in of_gpus])
+            waits = pd.DataFrame({"row": np.concatenate([waits["row"], *(within for _, within in of_gpus)])})
         saved_ns = self.saved_ns(waits, gaps[is_without], left, with_checks=with_checks) - self._gaps_of_others[1]
         return int(saved_ns * self.undisturbed)
 
-    def left_of_loop(self, waits: pd.DataFrame) -> tuple[pd.DataFrame, Intervals]:
-        """What is left, as `saved_ns` takes it, if a loop with these waits is done for all at once: one launch of many,
-        and of short kernels little. It holds what runs between them, or all of their layers, backward too. And when.
+    def left_of_loop(self, waits: pd.DataFrame, replay: Replay) -> tuple[pd.DataFrame, Int64Array]:
+        """What is left, as `saved_ns` takes it, if a loop with these waits on a GPU is done for all at once: one launch
+        of many, and of short kernels little; and all calls that wait in it. It holds what runs between the waits, or
+        all of their layers, backward too.
         """
-        ops, run = self.ops, (~self.waits["follows"]).cumsum().shift(fill_value=0).loc[waits.index].to_numpy()
-        is_last = np.append(run[1:] != run[:-1], True)
-        start, end = waits["start_ns"].to_numpy(), (waits["start_ns"] + waits["idle_ns"]).to_numpy()
-        start, end = start[np.append(True, is_last[:-1])], end[is_last]
-        row = np.searchsorted(start, ops["start_ns"], side="right") - 1
-        is_there = (row >= 0) & (ops["start_ns"] < end[row]) & ops["phase"].isin(waits["phase"])
-        is_there = is_there.where(ops["layer"] == NO_LAYER, ops["layer"].isin(waits["layer"]))
-        body, left = ops[is_there & (ops["graph_node"] < 0)], is_last.mean()
+        ops = self.ops[["start_ns", "ns", "layer", "phase", "graph_node"]].loc[np.sort(replay.rows)]
+        run = (~self.waits["follows"]).cumsum().shift(fill_value=0).loc[waits.index].to_numpy()
+        is_last, end = np.append(run[1:] != run[:-1], True)[: len(run)], waits["start_ns"] + waits["idle_ns"]
+        loops = waits["start_ns"].to_numpy()[np.append(True, is_last[:-1])[: len(run)]], end.to_numpy()[is_last]
+        row = np.searchsorted(loops[0], ops["start_ns"], side="right") - 1
+        is_there = (row >= 0) & (ops["start_ns"] < np.append(loops[1], 0)[row]) & ops["phase"].isin(waits["phase"])
+        is_there = np.where(ops["layer"] == NO_LAYER, is_there, ops["layer"].isin(waits["layer"]))
+        body, left = ops[is_there & (ops["graph_node"] < 0)], is_last.mean() if len(run) else 1.0
         gpu = (1 - SHORT_NS / body["ns"].clip(lower=1)).clip(lower=left)
-        return pd.DataFrame({"gpu": gpu, "host": left}, body.index), (start, end)
+        return pd.DataFrame({"gpu": gpu, "host": left}, body.index), replay.waits_within(loops)
 
     @cached_property
     def _gaps_of_others(self) -> tuple[pd.DataFrame, int]:
@@ -484,7 +488,7 @@ class Program(Operations):
             return "training"
         if self.captures_graphs:
             return "graph capture"
-        if matching(phases, _EVALUATION).mean() > 0.5:
+        if 2 * np.count_nonzero(matching(phases, _EVALUATION)) > len(phases):
             return "evaluation"
         named = [match.groups() for text in texts if (match := _SEQUENCES.search(text))]
         prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
@@ -549,9 +553,14 @@ class Program(Operations):
         start, end, lane = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "lane"))
         return int(union_lengths(start, end, lane, np.zeros(len(ops), dtype=np.int64), 1)[0])
 
+    def with_launches(self, ops: pd.DataFrame, saves: float) -> str:
+        """What to add to evidence that names the time of operations, if the steps are shorter by more than that."""
+        text = f"; with their launches the steps are {self.ms(saves)} shorter{self.per_step}"
+        return text * bool(saves > self.busy_ns(ops))
+
     def at_most_ns(self, ops: pd.DataFrame) -> float:
-        """What the steps can hardly be shorter by than without these operations: their time, and of the waits for
-        launches twice their part.
+        """An upper estimate of what removing these operations saves: their time, and twice their part of the waits for
+        launches.
         """
         return float(ops["ns"].sum() + 2 * self.idle_ns("launch", "unknown") * len(ops) / max(len(self.ops), 1))
 

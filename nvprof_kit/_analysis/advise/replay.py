@@ -39,6 +39,7 @@ ASLEEP_NS = 1_000_000
 RETURN_NS = 5_000
 """A wait returns so long after what it waits for."""
 
+USUAL_TIMES = 10
 CHECKS, ALIKE, LONGEST_CHECK = ("elementwise", "reduction", "norm", "copy"), 0.9, 6
 """Kernels of these classes check or sum up values; so many in a row are the check of a wait if they are of the same
 classes before this share of the waits.
@@ -98,7 +99,6 @@ class Replay:
         self._position = np.full(len(host.of_op), NONE, dtype=np.int64)  # of rows of `Trace.ops` in this process
         self._position[self.rows] = np.arange(len(self.rows))
         self._name, self._class = ops["name"], ops["kernel_class"]
-        self._is_copy = host.named("Memcpy.*Async", self.calls)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
         positions = np.full(len(host.start), NONE, dtype=np.int32)
         positions[self.calls[~is_wait]] = np.flatnonzero(~is_wait)
@@ -107,6 +107,8 @@ class Replay:
         launch = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
         self._launch[nested] = launch
         del positions, call, calls_between  # of large captures, much memory
+        moves = self._launch[self._name.isin(("memcpy DtoH", "memcpy HtoD")).to_numpy()]
+        self._is_copy = host.named("Memcpy.*Async", self.calls) & np.isin(np.arange(len(self.calls)), moves)
         self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(self.calls)).astype(np.int32)
         # a copy for which its own call waits is launched at its begin
         self._in_waits = np.flatnonzero(np.isin(self._launch, self._waits))
@@ -138,6 +140,7 @@ class Replay:
         before_ns[:] = np.maximum(before_ns - TRACED_PART * added_ns * calls_between, 0)
         inside_ns[:] = np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3))
         np.divide(times, slowdown, out=times, where=times < ASLEEP_NS)
+        self._usual_ns = USUAL_TIMES * (median(before_ns[is_call]) if is_call.any() else 0.0)
         start = host.start[self.calls]
         first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")
         for rows in map(slice, first, stop):
@@ -177,7 +180,7 @@ class Replay:
         """The calls that wait in these intervals, rows of `HostCalls`; none of these is in another."""
         start_ns = self._moments_ns[1::2][self._waits] + self._origin
         at = np.searchsorted(intervals[0], start_ns, side="right") - 1
-        return self.calls[self._waits][(at >= 0) & (start_ns < intervals[1][at])]
+        return self.calls[self._waits][(at >= 0) & (start_ns < np.append(intervals[1], 0)[at])]
 
     def saved_ns(
         self, waits: Int64Array, intervals: Intervals, left: Left | None = None, *, with_checks: bool = False
@@ -264,8 +267,12 @@ class Replay:
             planned, late_ns, parts = self.left_of_operations(left)
             is_gone = is_gone | (parts[0] == 0)  # a wait at a copy, or in the call that launches
             is_gone[1:] |= (parts[0, :-1] == 0) & (self._is_copy[:-1] | self._follows_itself[1:])
-            times = times * parts[1][:, None]
-            del parts  # of large captures, much memory
+            # what the host does for much longer than usual before a launch is not for that launch
+            before_ns = np.minimum(times[:, 0], self._usual_ns) * (1 - parts[1])
+            times = times.copy()
+            times[:, 0] -= before_ns
+            times[:, 1] *= parts[1]
+            del parts, before_ns  # of large captures, much memory
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
         host_ns = times[:, 0] + times[:, 1]
         host_ns[reads] = 0

@@ -63,8 +63,8 @@ class TableFolder(Database):
         batches = self._files.file(table).batches([*columns])
         if chosen is None:
             yield from batches
-        for is_met in chosen or ():
-            yield next(batches).filter(is_met)
+        for is_met, batch in zip(chosen or (), batches, strict=False):
+            yield batch.filter(is_met)
 
     def _chosen(self, table: str, where: Sequence[Where]) -> list[Any] | None:
         """Which rows of each batch meet all conditions, as Arrow arrays, to the last batch with such a row; None
