@@ -211,7 +211,7 @@ def rows_of_report(report: Path, nsys: str) -> dict[str, Row]:
         "`layers` of the .nsys-rep": Row(
             ["sh", "-c", f"{clean}NSYS={nsys} {ours} {report}"], by_sqlite, 0.6, by_clock=True
         ),
-        "`layers` of the folder beside nsys": Row([*layers, str(folder)], theirs, 0.2),
+        "`layers` of the folder beside nsys": Row([*layers, str(folder)], theirs, 0.1),
         "a bare read of its columns, Parquet": Row([sys.executable, "-c", SCAN_FOLDER, str(folder)]),
         "`layers` of the folder beside that": Row([*layers, str(folder)], "a bare read of its columns, Parquet", 2),
     }
