@@ -345,21 +345,19 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
     return (*issues, *_outside(trace, attribution, choice))
 
 
-LEAST_SHARE = 0.0005
-"""Of the GPU time: what is less prints as 0.0 %, and changes nothing that a reader does."""
-
-
 def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:
     """Operations that no step, layer or phase launched."""
     duration, is_shown = trace.durations, choice.of_ops(attribution)
     issues = []
     outside_ns = int(duration[(attribution.step == NONE) & ~is_shown].sum())
-    if not choice.asked and (share := outside_ns / max(duration.sum(), 1)) >= LEAST_SHARE:
+    if not choice.asked and outside_ns:
+        share = outside_ns / duration.sum()
         text = f"{100 * share:.1f} % of the time is outside steps and left out; --steps all includes it"
         issues.append(Issue("outside-steps", "note", share, text))
     whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
     unattributed_ns = int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
-    if (share := unattributed_ns / max(duration[is_shown].sum(), 1)) >= LEAST_SHARE:
+    if unattributed_ns:
+        share = unattributed_ns / duration[is_shown].sum()
         text = (
             f"{100 * share:.1f} % of the time was launched outside all layers and phases; wrap the rest of the loop in "
             "nvprof_kit.phase(...)"
