@@ -49,7 +49,7 @@ class Attribution:
         step: The step instance that it belongs to, an index into `Ranges.steps`, or `NONE`.
         how: Index into `HOW`.
         replay: Launch of the CUDA graph replay that ran it, an index into `Trace.api`, if its owner comes from the
-            graph; else `NONE`.
+            graph; else `NONE`. Not to be written to.
     """
 
     ranges: Ranges

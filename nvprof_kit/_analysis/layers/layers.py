@@ -319,10 +319,6 @@ def _summary(
     )
 
 
-NOTABLE = 0.01
-"""A smaller share of the time changes no decision, and is told in the header alone."""
-
-
 def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, total_ns: int) -> tuple[Issue, ...]:
     """All warnings about the owners of a capture's operations."""
     issues = []

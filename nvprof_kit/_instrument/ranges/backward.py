@@ -131,12 +131,13 @@ class Frame:
         depth: The number of enclosing calls.
         first: Autograd sequence number at the call's begin.
         edges: The first number, then the numbers at the begin and end of each nested call. Nodes numbered from the
-            first, third, … edge on belong to the call, from the second, fourth, … to a nested call. None before one.
+            first, third, … edge on belong to the call, from the second, fourth, … to a nested call. None before
+            one, and what follows is not set.
         visited: Sequence numbers of the call's own nodes that were visited by searches, while the call runs. None
             before a search, which is needed once a nested call finds several new nodes, or one that no plain argument
             carries: until then, all own nodes up to the last nested call are marked.
-        marked: Sequence numbers of the marked ones, likewise.
-        section: The first section that searches look at.
+        marked: Sequence numbers of the marked ones, set by the first search.
+        section: The first section that searches look at, likewise.
         node_count: How many nodes the call itself has created from there up to its last nested call. While all are
             visited, the arguments of a nested call are not looked at.
     """
@@ -173,7 +174,9 @@ class Frame:
 
     @uncompiled
     def mark_maker(self, value: Any, since: int, position: Position) -> bool | None:
-        """Mark the node of a tensor if it is numbered from `since` on; whether it is. None for views and others."""
+        """Mark the node of a tensor if it is numbered from `since` on; whether it is. None for views and other values,
+        whose nodes only a search finds. Written out, as `mark` is called for each module and step.
+        """
         if type(value) is not torch.Tensor or value._base is not None:
             return None
         node: Any = value.grad_fn

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import fold_tree
-from nvprof_kit._analysis.layers.layers import NOTABLE, Layers
+from nvprof_kit._analysis.layers.layers import Layers
 from nvprof_kit._analysis.layers.sums import SPLITS
 from nvprof_kit._report.text.table import FOLD_COLUMNS, Bar, Column, Grid, below, capture_line, fold_cells, fold_notes
 from nvprof_kit._report.text.texts import (
@@ -23,6 +23,7 @@ from nvprof_kit._report.text.texts import (
     percent,
     percents,
 )
+from nvprof_kit.issues import SMALL
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def header(result: Layers) -> list[RenderableType]:
 def left_out_lines(result: Layers) -> list[str]:
     """What the figures leave out, one line each."""
     summary, lines = result.summary, []
-    if 0 < summary.outside_ns <= NOTABLE * summary.capture_ns and not result.steps.asked:  # else a warning says it
+    if 0 < summary.outside_ns < SMALL * summary.capture_ns and not result.steps.asked:  # else a warning says it
         outside = Milliseconds.for_total(summary.capture_ns).with_unit(summary.outside_ns)
         lines.append(f"Outside steps: {outside} in the whole capture, left out; --steps all includes it")
     return lines + [f"Warm-up: {reason}; left out, --steps all includes it" for reason in result.steps.left_out]
