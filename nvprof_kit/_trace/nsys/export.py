@@ -31,9 +31,9 @@ _EXPORT_BYTES = 16
 """Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes up to 11, in parts 15, and less to
 SQLite.
 """
-_PARTS = ("[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIND_[^KR].*", "CUPTI_ACTIVITY_KIND_K.*", "CUPTI_ACTIVITY_KIND_R.*")
-"""Patterns of tables, which match each table once: nsys writes on one processor, and most of it are kernels and CUDA
-calls.
+_PARTS = ("CUPTI_ACTIVITY_KIND_K.*", "[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIND_[^K].*")
+"""Patterns of tables, which match each table once: nsys writes on one processor, and half of its work are kernels.
+Another part would have to read the report once more.
 """
 _memory, _exports = Condition(), list[int]()
 """What the running exports of this process need."""
@@ -98,7 +98,7 @@ def exported(report: Path, *, beside: Path) -> Path:
     # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
     options = ["--include-blobs=true"] if "--include-blobs" in help_text else []
     in_parts = kind == "parquetdir" and "--tables" in help_text and "--append" in help_text
-    # other threads export the other reports of a job, and parts take a third more processor time
+    # other threads export the other reports of a job, and parts take a quarter more processor time
     in_parts &= current_thread() is main_thread() and (os.cpu_count() or 1) > 1
     choices = [[f"--tables={pattern}", "--append"] for pattern in _PARTS] if in_parts else [[]]
     for base in (stem, cached):

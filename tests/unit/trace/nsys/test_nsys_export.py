@@ -77,7 +77,7 @@ def test_large_tables_are_exported_beside_the_rest(tmp_path, report, monkeypatch
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert len(open_capture(report).ops) == 1
     exported, whole = tmp_path / "run_pqtdir", tmp_path / "export_pqtdir"
-    assert calls(tmp_path) == 3 and names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]
+    assert calls(tmp_path) == 2 and names(tmp_path) == ["run.nsys-rep", "run_pqtdir"]
     assert {path.name for path in exported.iterdir()} == {path.name for path in whole.iterdir()}
 
 
