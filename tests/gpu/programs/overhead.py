@@ -1,42 +1,34 @@
-"""What annotation costs a training step: rounds of a plain stretch, one annotated as by default, and one without norms.
+"""What annotation costs a training step: copies of a model that share its weights take a step each in turn.
 
-    python overhead.py [--layers 48] [--width 2048] [--batch 4] [--output overhead.txt]
+    python overhead.py [--layers 48] [--width 2048] [--batch 4] [--rounds 200] [--output overhead.txt]
 
-Prints the median of the ratios of the step times in a round, their quartiles, and as a control those of each round's
-plain stretch and the next round's; run it alone, under nsys, or under the embedded recorder. Each stretch begins with a
-step that is not timed, in which the ranges get their names; every other round runs the stretches in reverse. The time
-of the clock is compared, and that of the processor: the clearer one where the CPU limits the step and others use it
-too; with --device cpu --width 128 --sequence 8 --batch 1, hardly anything but what Python and PyTorch take for a call.
+The copies are plain, annotated as by default, annotated without norms, and plain again as a control. Prints the median
+of the ratios to the plain step of the same round, with its 95 % interval, and the lowest and highest median of ten
+parts of the run. Run it alone, under nsys, or under the embedded recorder. The first rounds are not counted; every
+other one runs in reverse. The time of the clock is compared, and that of the processor; with --device cpu --width 128
+--sequence 8 --batch 1, hardly anything but what Python and PyTorch take for a call.
 """
 
 import argparse
+import copy
 import statistics
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from train import llama
 
 import nvprof_kit
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-
-
-def times_of(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, steps: int) -> dict[str, float]:
-    began, synchronize = [0.0, 0.0], torch.get_device_module(tokens.device).synchronize
-    for number in range(-1, steps):
-        if number <= 0:
-            synchronize()
-            began = [clock() for clock in CLOCKS.values()]
-        with nvprof_kit.step(number):
-            model(input_ids=tokens, labels=tokens)[0].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    synchronize()
-    return {name: (clock() - start) / steps for start, (name, clock) in zip(began, CLOCKS.items(), strict=True)}
+KINDS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "annotated": {},
+    "without norms": {"select": lambda path, _: not path.startswith("model.layers.") or is_block_or_part(path)},
+    "control": None,
+}
+WARM_UP = 4
 
 
 def main() -> None:
@@ -44,8 +36,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--output", type=Path, metavar="FILE", help="what is printed, also there")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sequence", type=int, default=1024)
@@ -54,37 +45,44 @@ def main() -> None:
         model = llama(options.layers, options.width, num_attention_heads=options.width // 128).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     tokens = torch.randint(0, 32000, (options.batch, options.sequence), device=options.device)
-    times_of(model, optimizer, tokens, 3)
-    kinds: dict[str, dict[str, Any] | None] = {"plain": None, "annotated": {}, "without norms": {"select": not_norm}}
-    seconds: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    modules = dict.fromkeys(kinds, 0)
-    for round_ in range(options.pairs):
-        for kind in list(kinds)[:: -1 if round_ % 2 else 1]:
-            with ExitStack() as stack:
-                if (arguments := kinds[kind]) is not None:
-                    annotation = stack.enter_context(nvprof_kit.annotate_model(model, **arguments))
-                    modules[kind] = len(annotation.paths)
-                seconds[kind].append(times_of(model, optimizer, tokens, options.steps))
-    lines = [f"{options.layers} layers of {options.width}, batch {options.batch}"]
-    for clock in CLOCKS:
-        times = {kind: [stretch[clock] for stretch in seconds[kind]] for kind in kinds}
-        for kind in kinds:
+    synchronize = torch.get_device_module(tokens.device).synchronize
+    copies, modules = {}, dict.fromkeys(KINDS, 0)
+    for kind, arguments in KINDS.items():
+        copies[kind] = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+        if arguments is not None:
+            modules[kind] = len(nvprof_kit.annotate_model(copies[kind], **arguments).paths)
+    seconds: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    for number in range(options.rounds + WARM_UP):
+        for kind in list(KINDS)[:: -1 if number % 2 else 1]:
+            synchronize()
+            began = [clock() for clock in CLOCKS.values()]
+            with nvprof_kit.step(number):
+                copies[kind](input_ids=tokens, labels=tokens)[0].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            synchronize()
+            seconds[kind].append([clock() - start for start, clock in zip(began, CLOCKS.values(), strict=True)])
+    lines = [f"{options.layers} layers of {options.width}, batch {options.batch}, {options.rounds} rounds"]
+    for which, clock in enumerate(CLOCKS):
+        times = {kind: [step[which] for step in steps[WARM_UP:]] for kind, steps in seconds.items()}
+        for kind in KINDS:
             what = f"{clock}: {kind}, {modules[kind]} modules, {statistics.median(times[kind]) * 1e3:.1f} ms"
-            lines.append(ratios(what, times[kind], times["plain"]))
-        lines.append(ratios(f"{clock}: control", times["plain"][1:], times["plain"][:-1]))
+            lines.append(what if kind == "plain" else ratios(what, times[kind], times["plain"]))
     print("\n".join(lines))
     if options.output:
         options.output.write_text("\n".join([*lines, ""]))
 
 
-def not_norm(path: str, module: nn.Module) -> bool:
-    """Blocks, their parts except norms, and what is outside them."""
-    return not path.startswith("model.layers.") or (path.count(".") <= 3 and "norm" not in path)
+def is_block_or_part(path: str) -> bool:
+    return path.count(".") <= 3 and "norm" not in path
 
 
 def ratios(text: str, seconds: list[float], base: list[float]) -> str:
-    low, median, high = statistics.quantiles(map(float.__truediv__, seconds, base), n=4)
-    return f"{text}: median ratio of {len(seconds)} rounds {median:.4f} ({low:.4f} to {high:.4f})"
+    each = list(map(float.__truediv__, seconds, base))
+    low, median, high = statistics.quantiles(each, n=4)
+    wide = 1.57 * (high - low) / len(each) ** 0.5
+    parts = [statistics.median(each[part::10]) for part in range(10)]
+    return f"{text}: median ratio {median:.4f} ± {wide:.4f}, of ten parts {min(parts):.4f} to {max(parts):.4f}"
 
 
 if __name__ == "__main__":
