@@ -3,9 +3,9 @@
 Run as a script. Without a tool: a decorated call costs at most 60 ns more than a bare one, and modules have no hooks;
 a step of `Throughput`, or of a `LayerProfiler` that is off, costs at most 5 µs.
 Under each nsys of NVPROF_KIT_NSYS (or the one on the PATH): the CPU time of a range, beside a pair of push and pop as a
-program writes it. On a machine with a GPU, also: a training step annotated over the same step unannotated, medians of
-ten alternating runs of `tests/gpu/programs/overhead.py` under nsys; at most 1.005 where the GPU limits the step and
-1.05 where the CPU does. ``--parts idle cost ratio`` measures only these. It fails over a limit.
+program writes it. On a machine with a GPU, also: a training step annotated over the same step unannotated, the
+median of alternating steps of `tests/gpu/programs/overhead.py` under nsys; at most 1.005 where the GPU limits the step
+and 1.05 where the CPU does. ``--parts idle cost ratio`` measures only these. It fails over a limit.
 """
 
 from __future__ import annotations
