@@ -116,11 +116,19 @@ class Replay:
         launched[self._in_waits] = call_start[self._launch[self._in_waits]]
         self._time_operations(start, end, launched)
         # each wait waits for the last operation that is launched before it and ends before it returns
-        self._waits_before = np.searchsorted(self._waits, self._launch).astype(np.int32)  # the launch of an operation
+        waits_before = np.searchsorted(self._waits, self._launch)  # the launch of an operation
         self._ops_before = np.searchsorted(np.maximum.accumulate(self._launch), self._waits, side="right")
         returned = call_end[self._waits]
         ended = np.searchsorted(np.maximum.accumulate(end), returned + START_NS / 2, side="right")
         self._awaited = np.minimum(ended, self._ops_before) - 1
+        # stretches of operations that the same waits delay, each up to a wait or to what one waits for
+        is_first = np.append(np.diff(waits_before, prepend=-1) != 0, False)
+        is_first[self._ops_before] = is_first[self._awaited + 1] = True
+        self._stretches = np.flatnonzero(is_first[:-1])
+        self._waits_before = waits_before[self._stretches].tolist()
+        self._stops, self._awaited_stops = (
+            np.searchsorted(self._stretches, until).tolist() for until in (self._ops_before, self._awaited + 1)
+        )
         awaited_end = np.append(end, -np.inf)[self._awaited]
         self._has_waited = awaited_end > call_start[self._waits]
         longest_ns = np.where(is_free[self.calls[self._waits]], np.inf, 4 * RETURN_NS)
@@ -278,32 +286,27 @@ class Replay:
         host_ns[reads] = 0
         np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
         waits, launch = self._waits, self._launch[self._in_waits]
-        copies_ns = np.where(reads[launch], 0, times[launch, 1])
-        columns = np.where(reads[waits], 0, times[waits, 1]), host_ns[waits], is_gone[waits]
-        waits_ns, returns_ns, gone = (column.tolist() for column in columns)
+        copies_ns, waits_ns = np.where(reads[launch], 0, times[launch, 1]), np.where(reads[waits], 0, times[waits, 1])
         del times
-        delay_ns = np.zeros(len(self._waits) + 1)  # by how much the waits up to each delay the host
         # by how much later than back to back each operation ends: for its launch, then also for those before it
         late_ns = np.add(launched_ns := host_ns[self._launch], late_ns, out=launched_ns)
         late_ns[self._in_waits] -= copies_ns
-        latest_ns, position = 0.0, 0
-        for wait, stop in enumerate([*self._ops_before.tolist(), len(planned)]):
-            if stop > position:  # the operations that are launched before this wait
-                behind_ns = late_ns[position:stop]
-                behind_ns += delay_ns[self._waits_before[position:stop]]
-                behind_ns[0] = max(behind_ns[0], latest_ns)
-                np.maximum.accumulate(behind_ns, out=behind_ns)
-                latest_ns, position = behind_ns[-1], stop
-            if wait == len(self._waits):
-                break
-            awaited = self._awaited[wait]
-            returned = returns_ns[wait] - waits_ns[wait] + delay_ns[wait]
-            if not gone[wait]:
-                returned += min(waits_ns[wait], RETURN_NS) if self._has_waited[wait] else waits_ns[wait]
-                if 0 <= awaited < position:
-                    returned = max(returned, planned[awaited] + late_ns[awaited] + self._return_ns[wait])
-            delay_ns[wait + 1] = returned - returns_ns[wait]
-        return float(max(planned[-1] + late_ns[-1], host_ns[-1] + delay_ns[-1]))
+        latest_ns = np.maximum.reduceat(late_ns, self._stretches).tolist()
+        returns_ns, stays_ns = host_ns[waits], np.where(self._has_waited, np.minimum(waits_ns, RETURN_NS), waits_ns)
+        columns = returns_ns, returns_ns - waits_ns, is_gone[waits], stays_ns, planned[self._awaited], self._return_ns
+        rows = zip(self._stops, self._awaited_stops, *(column.tolist() for column in columns), strict=True)
+        # by how much the waits up to each delay the host, and how late the last operation up to each stretch is
+        delays_ns, behind_ns = [0.0], [0.0]
+        for stop, awaited, returns, returned, gone, stays, end, after in [*rows, (len(latest_ns), *7 * (0,))]:
+            for stretch in range(len(behind_ns) - 1, stop):
+                behind_ns.append(max(latest_ns[stretch] + delays_ns[self._waits_before[stretch]], behind_ns[-1]))
+            returned += delays_ns[-1]
+            if not gone:
+                returned += stays
+                if awaited:
+                    returned = max(returned, end + behind_ns[awaited] + after)
+            delays_ns.append(returned - returns)
+        return float(max(planned[-1] + behind_ns[-1], host_ns[-1] + delays_ns[-2]))
 
 
 def _launches_and_waits(

@@ -271,11 +271,12 @@ class Line:
         Raises:
             OverflowError: There are too many lanes for this time span.
         """
-        if not lane.any():
-            return time - self.origin
-        if not self.fits(lane):
-            raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
-        return lane * self.span + (time - self.origin)
+        position = time - self.origin
+        if lane.any():
+            if not self.fits(lane):
+                raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
+            position += lane * self.span
+        return position
 
     def clamp(self, time: Int64Array, before: int = 0) -> Int64Array:
         """Times clamped to the lane, whose lower bound is `before` ns before its zero."""
