@@ -62,6 +62,8 @@ def distinct_rows(*columns: npt.NDArray[np.int64]) -> tuple[list[npt.NDArray[np.
 
 def few(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The sorted distinct values of a long column with few of them in long runs, such as process ids."""
+    if values.strides == (0,):  # of one value
+        return values[:1]
     changes = np.flatnonzero(values[1:] != values[:-1]) + 1
     return np.unique(np.append(values[:1], values[changes]))
 

@@ -76,7 +76,7 @@ def copies(program: Program) -> Iterator[Finding]:
     profiler; of pinned memory the time exposed.
     """
     rows, ops = program.times.copies, program.ops
-    moves = ops[ops["kind"].isin((OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
+    moves = ops[np.isin(ops["kind"], (OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
     moves = moves.rename(columns={"name": "copy", "host_memory": "memory"})
     blocks = (rows["memory"] == "pageable") | (rows["blocking"] > 0)
     blocking, idle_ns = rows[blocks], int(program.gaps_at_copies["idle_ns"].sum())
@@ -262,7 +262,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
         return
     for explained in (program.chains, program.scores, program.mask_kernels):
-        copies = copies[~copies.index.isin(explained.index)]
+        copies = copies[~np.isin(copies.index, explained.index)]
     for _, same in copies.groupby("layer_kind", observed=True):
         if program.at_most_ns(same) < COPIES_SHARE * program.wall_ns:
             continue

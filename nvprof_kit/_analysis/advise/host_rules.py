@@ -21,6 +21,7 @@ from nvprof_kit._analysis.advise.program import (
     ms,
     placed,
 )
+from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.breakdown.devices import PLACE
 from nvprof_kit._analysis.breakdown.host import CAUSES, OTHER_CAUSES
 from nvprof_kit._findings import Finding
@@ -194,8 +195,11 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     gaps = gaps.loc[is_late, [*keys, "window", "start_ns", "idle_ns"]]
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return
-    by_step = gaps.groupby([*keys, "window"], observed=True)["idle_ns"].sum().unstack(fill_value=0)
-    usual = by_step.reindex(columns=steps, fill_value=0).median(axis=1).reset_index(name="ns")
+    place, index = placed(gaps)
+    cell = place * len(steps) + np.searchsorted(steps, gaps["window"])
+    idle_ns = exact_sums(cell, gaps["idle_ns"].to_numpy(), len(index) * len(steps)).reshape(-1, len(steps))
+    usual_ns = pd.Series(np.median(idle_ns, axis=1), index)[np.bincount(place, minlength=len(index)) > 0]
+    usual = usual_ns.reset_index(name="ns")
     (place, index), unknown = placed(program.ops), np.iinfo(np.int64).max
     earliest = np.full(len(index), unknown)
     np.minimum.at(earliest, place, program.ops["start_ns"].to_numpy())

@@ -327,7 +327,7 @@ class Program(Operations):
         is_light = ops["kernel_class"].isin(POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
         is_light |= ops["name"] == "memcpy DtoD"
         if len(self.scores):  # fused attention has none
-            is_light &= ~ops.index.isin(self.scores.index)
+            is_light &= ~np.isin(ops.index, self.scores.index)
         is_light &= ~matching(ops["name"], DOUBLE)  # in another dtype there are others
         is_light &= (ops["layer"] != NO_LAYER) | (
             (ops["phase"] != "optimizer") & ~matching(ops["name"], MANY_PARAMETERS)
@@ -341,7 +341,8 @@ class Program(Operations):
         length = np.bincount(run).astype(np.int32)[run]
         row, run, length = (column[length >= 2] for column in (row, run, length))
         call, ns = (ops[name].to_numpy()[row] for name in ("call_of_layer", "ns"))
-        masks_ns = exact_sums(run, ns * matching(ops["name"], _MASKS)[row], len(positions) + 1)
+        is_mask = matching(ops["name"], _MASKS)[row]
+        masks_ns = exact_sums(run[is_mask], ns[is_mask], len(positions) + 1)
         all_ns = exact_sums(run, ns, len(positions) + 1)
         makes_mask = (masks_ns >= MASK_PART * np.maximum(all_ns, 1))[run]
         fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
@@ -417,7 +418,7 @@ class Program(Operations):
         is_outside = (stalls["cause"] == "launch") & (stalls["layer"] == NO_LAYER) & (stalls["call"] == "")
         is_outside &= stalls["idle_ns"] >= 5 * STALL_OF_STEP * usual_ns
         stalls = stalls[is_outside | (stalls["cause"] == "unknown")]
-        return stalls[~stalls.index.isin(self.gaps_at_copies.index)]
+        return stalls[~np.isin(stalls.index, self.gaps_at_copies.index)]
 
     def steady_ns(self, late_ns: pd.Series[int]) -> int:
         """What the steps would wait if each waited as little as those that wait least: as the least of steps that run
@@ -633,8 +634,8 @@ def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
 
 def placed(rows: pd.DataFrame, keys: Sequence[str] = ("layer", "phase")) -> tuple[Int64Array, pd.MultiIndex]:
     """The layer and phase, or what two columns are, of each row: a position in the index of all that there can be."""
-    first, second = (rows[name].astype("category").cat for name in keys)
-    place = first.codes.to_numpy(np.int64) * len(second.categories) + second.codes.to_numpy()
+    first, second = (pd.Categorical(rows[name]) for name in keys)
+    place = np.multiply(first.codes, len(second.categories), dtype=np.int64) + second.codes
     return place, pd.MultiIndex.from_product([first.categories, second.categories], names=[*keys])
 
 

@@ -8,16 +8,13 @@ taken out.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, median, union
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, as_slice, median, union
 from nvprof_kit._analysis.breakdown.host import ALLOCATIONS, LONG_NS, START_NS, HostCalls
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LAUNCH_NS = 3_000
 """A call that launches a kernel takes about this long where no profiler traces it."""
@@ -74,12 +71,11 @@ class Replay:
         self.rows = ops.index.to_numpy()
         call = host.of_op[self.rows]
         start, end = (ops[name].to_numpy() for name in ("start_ns", "end_ns"))
-        self._origin = int(host.start[call[call >= 0]].min(initial=start.min()))
-        pid = int(host.pid[call[call >= 0]][0])
+        launches = call[call >= 0]
+        self._origin, pid = int(host.start[launches].min(initial=start.min())), int(host.pid[launches[0]])
         self.allocations = host.of_process(pid, np.flatnonzero(host.named(ALLOCATIONS)[:-1]))
         self.allocating = union(host.start[self.allocations], host.end[self.allocations])
-        is_free = host.named(_FREES)  # which waits until the GPU is done, and then works itself
-        waits = host.waits | is_free
+        waits = host.waits | (is_free := host.named(_FREES))  # it waits until the GPU is done, and then works itself
         rows = np.flatnonzero((host.end[:-1] > self._origin) & (host.start[:-1] < end.max()))
         self.calls, calls_between = _launches_and_waits(host, waits, call, host.of_process(pid, rows), self._origin)
         call_start, call_end = host.start[self.calls], host.launched[self.calls]
@@ -90,25 +86,23 @@ class Replay:
         call_start, call_end = self._moments_ns[1::2].copy(), self._moments_ns[2::2].copy()
         start, end = ((times - self._origin).astype(float) for times in (start, end))
         self._waits = np.flatnonzero(is_wait | (waits & (host.launched == host.end))[self.calls])
-        self._follows_itself = is_wait
         self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
         is_graph = host.named("GraphLaunch", self.calls)
         if is_graph.any():
-            nodes = np.bincount(call[call >= 0], minlength=len(host.start))[self.calls[is_graph]]
-            self._host_ns[is_graph, 1] = np.minimum(self._host_ns[is_graph, 1], LAUNCH_NS + NODE_NS * nodes)
+            most_ns = LAUNCH_NS + NODE_NS * np.bincount(launches, minlength=len(host.start))[self.calls[is_graph]]
+            self._host_ns[1, is_graph] = np.minimum(self._host_ns[1, is_graph], most_ns)
         self._position = np.full(len(host.of_op), NONE, dtype=np.int64)  # of rows of `Trace.ops` in this process
         self._position[self.rows] = np.arange(len(self.rows))
-        self._name, self._class = ops["name"], ops["kernel_class"]
+        self._name, self._class, self._follows_itself = ops["name"], ops["kernel_class"], is_wait
         # the position in `calls` of what launched each operation; without a call it was launched long ago
         positions = np.full(len(host.start), NONE, dtype=np.int32)
         positions[self.calls[~is_wait]] = np.flatnonzero(~is_wait)
         self._launch = positions[call].astype(np.int64)
         nested = np.flatnonzero((self._launch < 0) & (call >= 0))  # launched by a call inside another one
-        launch = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
-        self._launch[nested] = launch
-        del positions, call, calls_between  # of large captures, much memory
-        moves = self._launch[self._name.isin(("memcpy DtoH", "memcpy HtoD")).to_numpy()]
-        self._is_copy = host.named("Memcpy.*Async", self.calls) & np.isin(np.arange(len(self.calls)), moves)
+        self._launch[nested] = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
+        del positions, call, launches, calls_between  # of large captures, much memory
+        is_move = np.isin(np.arange(len(self.calls)), self._launch[self._name.isin(("memcpy DtoH", "memcpy HtoD"))])
+        self._is_copy = is_move & host.named("Memcpy.*Async", self.calls)
         self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(self.calls)).astype(np.int32)
         # a copy for which its own call waits is launched at its begin
         self._in_waits = np.flatnonzero(np.isin(self._launch, self._waits))
@@ -116,19 +110,17 @@ class Replay:
         launched[self._in_waits] = call_start[self._launch[self._in_waits]]
         self._time_operations(start, end, launched)
         # each wait waits for the last operation that is launched before it and ends before it returns
-        waits_before = np.searchsorted(self._waits, self._launch)  # the launch of an operation
         self._ops_before = np.searchsorted(np.maximum.accumulate(self._launch), self._waits, side="right")
         returned = call_end[self._waits]
         ended = np.searchsorted(np.maximum.accumulate(end), returned + START_NS / 2, side="right")
         self._awaited = np.minimum(ended, self._ops_before) - 1
         # stretches of operations that the same waits delay, each up to a wait or to what one waits for
-        is_first = np.append(np.diff(waits_before, prepend=-1) != 0, False)
-        is_first[self._ops_before] = is_first[self._awaited + 1] = True
-        self._stretches = np.flatnonzero(is_first[:-1])
+        waits_before, ends = np.searchsorted(self._waits, self._launch), (self._ops_before, self._awaited + 1)
+        self._stretches = np.unique(
+            np.concatenate([np.flatnonzero(np.diff(waits_before, prepend=-1)), *ends, [len(end)]])
+        )[:-1]
         self._waits_before = waits_before[self._stretches].tolist()
-        self._stops, self._awaited_stops = (
-            np.searchsorted(self._stretches, until).tolist() for until in (self._ops_before, self._awaited + 1)
-        )
+        self._stops, self._awaited_stops = (np.searchsorted(self._stretches, until).tolist() for until in ends)
         awaited_end = np.append(end, -np.inf)[self._awaited]
         self._has_waited = awaited_end > call_start[self._waits]
         longest_ns = np.where(is_free[self.calls[self._waits]], np.inf, 4 * RETURN_NS)
@@ -137,7 +129,7 @@ class Replay:
     def _unprofiled(
         self, host: HostCalls, calls_between: Int64Array, skipped: Intervals, is_call: npt.NDArray[np.bool_]
     ) -> Times:
-        """How long the host takes before each call and in it without the profiler, shape ``(c, 2)``; nothing in skipped
+        """How long the host takes before each call and in it without the profiler, shape ``(2, c)``; nothing in skipped
         steps.
         """
         times: Times = np.diff(self._moments_ns).reshape(-1, 2)
@@ -153,14 +145,14 @@ class Replay:
         first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")
         for rows in map(slice, first, stop):
             times[rows] = 0
-        return times
+        return np.ascontiguousarray(times.T)
 
     def _time_operations(self, start: Times, end: Times, launched: Times) -> None:
         """How long each operation occupies the GPU, and starts after its launch or after the operation before."""
         free = np.maximum.accumulate(np.append(start[:1], end[:-1]))  # when those before each are done
         is_late = launched > free
         calls = self._launch[~is_late & (self._launch >= 0)]  # where the host waits if the queue of the GPU is full
-        self._host_ns[np.setdiff1d(calls[self._host_ns[calls, 1] > LONG_NS], self._waits), 1] = LAUNCH_NS
+        self._host_ns[1, np.setdiff1d(calls[self._host_ns[1, calls] > LONG_NS], self._waits)] = LAUNCH_NS
         busy_ns = np.maximum(free, start)
         np.maximum(np.subtract(end, busy_ns, out=busy_ns), 0, out=busy_ns)  # those that overlap count once
         start_ns = start - launched
@@ -240,54 +232,60 @@ class Replay:
         is_check: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return is_check
 
-    def left_of_operations(self, left: Left) -> tuple[Times, Times, Times]:
-        """When each operation ends back to back, by how much later it does for its launch, and what is left of the
-        operations of each call, and of it.
+    def left_of_operations(self, left: Left) -> tuple[Times, Times, Int64Array, Times]:
+        """When each operation ends back to back, by how much later it does for its launch; the calls of which
+        something is left, and what part of their operations, and of them.
         """
         rows, (gpu, _) = left
-        is_launched = self._launch[rows] >= 0
-        launch, parts = self._launch[rows[is_launched]], np.ones((2, len(self.calls)))
-        parts[:, launch] = left[1][:, is_launched]
-        parts[:, launch[np.bincount(launch, minlength=1)[launch] < self._ops_of_call[launch]]] = 1  # a graph's launch
-        planned, removed_ns = self._back_to_back_ns, np.zeros(len(self.rows))
+        launch, (planned, removed_ns) = self._launch[rows], (self._back_to_back_ns, np.zeros(len(self.rows)))
+        is_changed = launch >= 0
+        if (
+            self._ops_of_call.max(initial=0) > 1
+        ):  # a graph's launch is left unless all of its operations are in the rows
+            is_changed &= (
+                np.bincount(launch[is_changed], minlength=len(self.calls))[launch] >= self._ops_of_call[launch]
+            )
+            is_changed &= ~pd.Series(launch).duplicated(keep="last")
         removed_ns[rows] = (1 - gpu) * (planned[rows] - np.where(rows > 0, planned[rows - 1], 0))
         np.cumsum(removed_ns, out=removed_ns)
         late_ns = self._late_ns + removed_ns
         late_ns[rows] -= (1 - gpu) * self._busy_ns[rows]
         late_ns[rows[gpu == 0]] = -np.inf
-        return np.subtract(planned, removed_ns, out=removed_ns), late_ns, parts
+        return np.subtract(planned, removed_ns, out=removed_ns), late_ns, launch[is_changed], left[1][:, is_changed]
 
     def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Left) -> float:
         """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and with what
         is left of the operations.
         """
-        times = self._host_ns
+        before_ns, inside_ns = self._host_ns
         if len(intervals[0]):
             vanished_ns = np.cumsum(intervals[1] - intervals[0])
             edges, until_edge_ns = np.column_stack(intervals).ravel(), np.append(0, vanished_ns.repeat(2)[:-1])
             until_ns = np.interp(self._moments_ns, edges - self._origin, until_edge_ns)
             length_ns, left_ns = np.diff(self._moments_ns), np.diff(until_ns)
             np.subtract(length_ns, left_ns, out=left_ns)
-            times = times * left_ns.reshape(-1, 2)
-            times /= np.maximum(length_ns, 1, out=length_ns).reshape(-1, 2)
+            np.maximum(length_ns, 1, out=length_ns)
+            before_ns, inside_ns = before_ns * left_ns[::2], inside_ns * left_ns[1::2]
+            before_ns /= length_ns[::2]
+            inside_ns /= length_ns[1::2]
         planned, late_ns = self._back_to_back_ns, self._late_ns
         if len(left[0]):
-            planned, late_ns, parts = self.left_of_operations(left)
-            is_gone = is_gone | (parts[0] == 0)  # a wait at a copy, or in the call that launches
-            is_gone[1:] |= (parts[0, :-1] == 0) & (self._is_copy[:-1] | self._follows_itself[1:])
+            planned, late_ns, launch, (gpu, host) = self.left_of_operations(left)
+            is_gone = is_gone.copy()
+            is_gone[gone := launch[gpu == 0]] = True  # a wait at a copy, or in the call that launches
+            gone = gone[gone + 1 < len(is_gone)]
+            is_gone[gone[self._is_copy[gone] | self._follows_itself[gone + 1]] + 1] = True
             # what the host does for much longer than usual before a launch is not for that launch
-            before_ns = np.minimum(times[:, 0], self._usual_ns) * (1 - parts[1])
-            times = times.copy()
-            times[:, 0] -= before_ns
-            times[:, 1] *= parts[1]
-            del parts, before_ns  # of large captures, much memory
+            before_ns, inside_ns = before_ns.copy(), inside_ns.copy()
+            before_ns[launch] -= np.minimum(before_ns[launch], self._usual_ns) * (1 - host)
+            inside_ns[launch] *= host
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
-        host_ns = times[:, 0] + times[:, 1]
+        host_ns = before_ns + inside_ns
         host_ns[reads] = 0
         np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
         waits, launch = self._waits, self._launch[self._in_waits]
-        copies_ns, waits_ns = np.where(reads[launch], 0, times[launch, 1]), np.where(reads[waits], 0, times[waits, 1])
-        del times
+        copies_ns, waits_ns = (np.where(reads[calls], 0, inside_ns[calls]) for calls in (launch, waits))
+        del before_ns, inside_ns
         # by how much later than back to back each operation ends: for its launch, then also for those before it
         late_ns = np.add(launched_ns := host_ns[self._launch], late_ns, out=launched_ns)
         late_ns[self._in_waits] -= copies_ns
@@ -297,14 +295,12 @@ class Replay:
         rows = zip(self._stops, self._awaited_stops, *(column.tolist() for column in columns), strict=True)
         # by how much the waits up to each delay the host, and how late the last operation up to each stretch is
         delays_ns, behind_ns = [0.0], [0.0]
-        for stop, awaited, returns, returned, gone, stays, end, after in [*rows, (len(latest_ns), *7 * (0,))]:
+        for stop, awaited, returns, begins, gone, stays, end, after in [*rows, (len(latest_ns), *7 * (0,))]:
             for stretch in range(len(behind_ns) - 1, stop):
                 behind_ns.append(max(latest_ns[stretch] + delays_ns[self._waits_before[stretch]], behind_ns[-1]))
-            returned += delays_ns[-1]
-            if not gone:
-                returned += stays
-                if awaited:
-                    returned = max(returned, end + behind_ns[awaited] + after)
+            returned = begins + delays_ns[-1] + (0 if gone else stays)
+            if awaited and not gone:
+                returned = max(returned, end + behind_ns[awaited] + after)
             delays_ns.append(returned - returns)
         return float(max(planned[-1] + behind_ns[-1], host_ns[-1] + delays_ns[-2]))
 
@@ -315,13 +311,12 @@ def _launches_and_waits(
     """The calls among those of a process since a time that launch or wait, none inside another, and how many others are
     before each.
     """
-    start, latest_end = host.start[calls], host.end[calls]
-    np.maximum.accumulate(latest_end, out=latest_end)
+    start, latest_end = host.start[chosen := as_slice(calls)], np.maximum.accumulate(host.end[chosen])
     is_outer = np.append(start[:1] >= first_ns, start[1:] >= latest_end[:-1])
     del start, latest_end
     is_chosen = waits.copy()
     is_chosen[launches] = True
-    positions = np.flatnonzero(is_outer & is_chosen[calls])
+    positions = np.flatnonzero(is_outer & is_chosen[chosen])
     calls, number = calls[positions], np.cumsum(is_outer, dtype=np.int32)[positions]  # of the outer ones
     times = 1 + (host.launched < host.end)[calls]
     return calls.repeat(times), np.maximum(np.diff(number.repeat(times), prepend=0) - 1, 0)

@@ -272,9 +272,9 @@ class Line:
             OverflowError: There are too many lanes for this time span.
         """
         position = time - self.origin
-        if lane.any():
-            if not self.fits(lane):
-                raise OverflowError(f"{int(lane.max()) + 1} lanes of {self.span} ns do not fit into 64 bits")
+        if last := int(lane.max(initial=0)):
+            if last * self.span > _FITS:
+                raise OverflowError(f"{last + 1} lanes of {self.span} ns do not fit into 64 bits")
             position += lane * self.span
         return position
 
@@ -438,13 +438,14 @@ class Cover:
 
     def contains(self, lane: Int64Array, time: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether each moment is covered in its lane, shape ``(m,)`` each."""
-        if not len(self._begins):
-            return np.zeros(len(time), dtype=bool)
-        lane_number = np.minimum(np.searchsorted(self._lanes, lane), len(self._lanes) - 1)
-        position = self._line.at(lane_number, self._line.clamp(time))
-        index = np.searchsorted(self._begins, position, side="right") - 1
-        is_in_lane = (self._lanes[lane_number] == lane) & (time >= self._line.origin)
-        is_covered: npt.NDArray[np.bool_] = is_in_lane & (index >= 0) & (position < self._ends[index])
+        is_covered = np.zeros(len(time), dtype=bool)
+        if len(self._begins):  # often all at the start, as of what loads code
+            rows = np.flatnonzero((time >= self._line.origin) & (time < self._line.origin + self._line.span))
+            lane_number = np.minimum(np.searchsorted(self._lanes, lane[rows]), len(self._lanes) - 1)
+            position = self._line.at(lane_number, time[rows])
+            index = np.searchsorted(self._begins, position, side="right") - 1
+            is_in_lane = self._lanes[lane_number] == lane[rows]
+            is_covered[rows] = is_in_lane & (index >= 0) & (position < self._ends[index])
         return is_covered
 
     def _until(self, lane: Int64Array, time: Int64Array) -> Int64Array:
@@ -456,6 +457,13 @@ class Cover:
         index = np.searchsorted(self._begins, position, side="right") - 1
         covered = self._before[index + 1] - np.where(index < 0, 0, np.maximum(self._ends[index] - position, 0))
         return np.where(self._lanes[lane_number] == lane, covered, 0)
+
+
+def as_slice(rows: Int64Array) -> Int64Array | slice:
+    """The same rows as a slice, which takes no copy, if they follow each other."""
+    first = int(rows[0]) if len(rows) else 0
+    follow = np.array_equal(rows, np.arange(first, first + len(rows)))
+    return slice(first, first + len(rows)) if follow else rows
 
 
 def begins(ops: pd.DataFrame) -> npt.NDArray[np.bool_]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, inherit, nest, touches
+from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, as_slice, inherit, nest, touches
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._trace.frames import empty_frame
 from nvprof_kit._trace.joins import few, launching_calls
@@ -80,16 +80,18 @@ class HostCalls:
 
     def named(self, pattern: str, calls: Int64Array | slice = slice(None)) -> npt.NDArray[np.bool_]:
         """Which calls have a name that matches a regular expression, in any case; all calls by default."""
-        matches = np.array([bool(re.search(pattern, name, re.I)) for name in self.names])
-        of_calls: npt.NDArray[np.bool_] = matches.take(self.name[calls])
+        matches, name = np.array([bool(re.search(pattern, name, re.I)) for name in self.names]), self.name[calls]
+        of_calls: npt.NDArray[np.bool_] = matches.take(name) if matches.any() else np.zeros(len(name), dtype=bool)
         return of_calls
 
     @cached_property
     def of_op(self) -> Int64Array:
         """The call that launched each operation, or `NONE`, shape ``(n,)``."""
         rows = np.flatnonzero((self._correlation >= 0) & ~(self.overhead | self.operator)[:-1])
-        calls = {"pid": self.pid[rows], "correlation": self._correlation[rows], "start_ns": self.start[rows]}
-        return np.append(rows, NONE)[launching_calls(calls, self._ops)]
+        chosen = as_slice(rows)
+        calls = {"pid": self.pid[chosen], "correlation": self._correlation[chosen], "start_ns": self.start[chosen]}
+        call = launching_calls(calls, self._ops)
+        return call if isinstance(chosen, slice) and not chosen.start else np.append(rows, NONE)[call]
 
     @cached_property
     def launched(self) -> Int64Array:
@@ -138,10 +140,9 @@ class HostCalls:
 
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
-        is_chosen = np.zeros(len(self.start), dtype=bool)
-        is_chosen[rows] = True
-        calls = np.flatnonzero(is_chosen & (self.pid == pid) & ~(self.overhead | self.operator | self.system))
-        starts = self.start[calls]
+        chosen = as_slice(rows)
+        calls: Int64Array = rows[(self.pid[chosen] == pid) & ~(self.overhead | self.operator | self.system)[chosen]]
+        starts = self.start[as_slice(calls)]
         return calls if (starts[1:] >= starts[:-1]).all() else calls[np.argsort(starts, kind="stable")]
 
 
@@ -425,13 +426,15 @@ class HostActivity:
         )
         length = (host.end - host.start)[rows]
         is_long = (length >= LONG_NS) & (of_long != NONE) & (of_name == NONE)
-        launching = np.flatnonzero(is_long & host.named(_LAUNCHES, rows))
+        launching = np.flatnonzero(is_long)
+        launching = launching[host.named(_LAUNCHES, rows[launching])]
         is_long[launching] = False
         launching = launching[length[launching] >= LONG_LAUNCH_NS]
         if len(launching):  # few captures have one, and to find the first launches takes a while
             is_long[launching] = np.isin(rows[launching], host.first_launches)
         cause_of_call: npt.NDArray[np.int8] = np.where(is_long, of_long, of_name)
-        cause_of_call[(cause_of_call == CODE["copy"]) & host.waits[rows]] = CODE["sync"]
+        copies = np.flatnonzero(cause_of_call == CODE["copy"])
+        cause_of_call[copies[host.waits[rows[copies]]]] = CODE["sync"]
         return cause_of_call
 
     def _prepares(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
