@@ -252,11 +252,11 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     is_outside = ops["layer"] == NO_LAYER
     is_copy = matching(ops["name"], _COPIES) | (matching(ops["name"], _INDEX) & is_outside)
     is_copy = (is_copy & (ops["kernel_class"] == "copy")) | matching(ops["name"], _LAYOUT)
-    is_copy &= ops["phase"].isin(("forward", "recompute")) | (
+    is_copy &= matching(ops["phase"], ("forward", "recompute")) | (
         is_outside & (ops["phase"] != "optimizer") & (program.mode != "training")
     )
     if program.mode in ("decode", "mixed"):
-        is_light = ops["kernel_class"].isin(("elementwise", "norm"))
+        is_light = matching(ops["kernel_class"], ("elementwise", "norm"))
         is_copy &= ops["ns"] > NEW_TOKENS_TIMES * max(FEW_TOKENS_NS, ops["ns"][is_light].median())
     copies = ops[is_copy]
     if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
@@ -291,7 +291,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     layers 7/8 of their time, but half where it is that of memory, as in decoding, of products with a vector, or beside
     casts that take half as long; and the casts in the same call; but no more than the host lets the GPU gain.
     """
-    ops, is_product = program.ops, program.ops["kernel_class"].isin(("gemm", "attention"))
+    ops, is_product = program.ops, matching(program.ops["kernel_class"], ("gemm", "attention"))
     is_fp32 = matching(ops["name"], _FP32) & is_product
     products = ops[is_fp32]
     if not products["ns"].any():
@@ -370,7 +370,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     masks, scores, ops = program.mask_kernels, program.scores, program.ops
     causal = masks["layer"][matching(masks["name"], _CAUSAL) & (program.mode not in ("decode", "mixed"))]
     reads_mask = (ops["kernel_class"] == "attention") & ~matching(ops["name"], _TAKES_NO_MASK)
-    reads_mask &= ops["layer"].isin(causal)
+    reads_mask &= matching(ops["layer"], {*causal.unique()})
     half_ns, saves = program.busy_ns(ops[reads_mask]) // 2, 0
     if masks["layer"].nunique() >= 2:
         gpu = pd.concat([pd.Series(0.0, masks.index), pd.Series(0.5, ops.index[reads_mask])])
@@ -413,7 +413,7 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     if program.mode not in ("prefill", "mixed"):
         return
     kernels = program.kernels.sort_values("start_ns", kind="stable")
-    is_light, is_product = kernels["kernel_class"].isin(POINTWISE), kernels["kernel_class"] == "gemm"
+    is_light, is_product = matching(kernels["kernel_class"], POINTWISE), kernels["kernel_class"] == "gemm"
     in_block, is_named = (matching(kernels[name], like) for name, like in (("layer_kind", _NUMBER), ("layer", _HEADS)))
     if not (is_light & in_block).any():
         return
@@ -508,7 +508,7 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     # a collective's time includes waiting for other ranks
     kernels = program.kernels
     is_of_layer = (kernels["kernel_class"] != "comm") & (kernels["layer"] != NO_LAYER)
-    is_of_layer &= kernels["phase"].isin(LAYER_PHASES)
+    is_of_layer &= matching(kernels["phase"], LAYER_PHASES)
     place, index = placed(kernels)
     times = pd.DataFrame({"ns": exact_sums(place, (kernels["ns"] * is_of_layer).to_numpy(), len(index))}, index)
     sums = times[np.bincount(place, is_of_layer, len(index)) > 0].reset_index().astype({"layer": str, "phase": str})

@@ -159,7 +159,7 @@ def _outside_layers(rows: pd.DataFrame) -> pd.Series[bool]:
 def _launch_fix(program: Program) -> tuple[str, str]:
     """How to launch earlier, or less often, and what refutes it."""
     ops, refuted_by = program.ops, "the step takes twice as long with twice the batch"
-    in_layers = ops["phase"].isin(("forward", "recompute", "backward")) & (ops["layer"] != NO_LAYER)
+    in_layers = matching(ops["phase"], ("forward", "recompute", "backward")) & (ops["layer"] != NO_LAYER)
     read_backs = ops[in_layers & (ops["name"] == "memcpy DtoH")]
     if len(read_backs):
         places = read_backs.groupby(["layer", "phase"], observed=True).size()
@@ -191,7 +191,7 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     Saves: What it waits longer.
     """
     gaps, steps, keys = program.gaps, program.steps.index, ["layer", "phase"]
-    is_late = gaps["cause"].isin(("launch", "off_cpu")) & (gaps["layer"] != NO_LAYER)
+    is_late = matching(gaps["cause"], ("launch", "off_cpu")) & (gaps["layer"] != NO_LAYER)
     gaps = gaps.loc[is_late, [*keys, "window", "start_ns", "idle_ns"]]
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return

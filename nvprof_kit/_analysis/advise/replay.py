@@ -132,8 +132,7 @@ class Replay:
         """How long the host takes before each call and in it without the profiler, shape ``(2, c)``; nothing in skipped
         steps.
         """
-        times: Times = np.diff(self._moments_ns).reshape(-1, 2)
-        before_ns, inside_ns = times.T
+        before_ns, inside_ns = times = np.ascontiguousarray(np.diff(self._moments_ns).reshape(-1, 2).T)
         launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
         launch_ns = int(median(launches_ns)) if len(launches_ns) else 0
         added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)
@@ -144,8 +143,8 @@ class Replay:
         start = host.start[self.calls]
         first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")
         for rows in map(slice, first, stop):
-            times[rows] = 0
-        return np.ascontiguousarray(times.T)
+            times[:, rows] = 0
+        return times
 
     def _time_operations(self, start: Times, end: Times, launched: Times) -> None:
         """How long each operation occupies the GPU, and starts after its launch or after the operation before."""

@@ -202,6 +202,10 @@ def _changes(
 ) -> tuple[Int64Array, npt.NDArray[np.int32]]:
     """Change times and owners: a start makes the range innermost, an end its parent; ranges by start, outer first."""
     outside_in = order[finishes[order] > starts[order]]  # a range of zero length is never innermost
+    if (parent == NONE).all():  # one behind the other
+        nothing = np.full(len(outside_in), NONE, dtype=np.int32)
+        times = np.column_stack([starts[outside_in], finishes[outside_in]])
+        return times.ravel(), np.column_stack([outside_in.astype(np.int32), nothing]).ravel()
     inside_out = outside_in[::-1]
     times = np.concatenate([finishes[inside_out], starts[outside_in]])
     owner = np.concatenate([parent[inside_out], outside_in], dtype=np.int32)  # half the memory
