@@ -29,6 +29,7 @@ from nvprof_kit._analysis.advise.program import (
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import few
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
@@ -201,8 +202,8 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         is_long = length >= min(CHAIN_LENGTH, longest)
         saves = program.without_ns(same, 1 / length, 1 / length)
         evidence = (
-            f"{program.number(len(np.unique(run[is_long])), 'chain')} of {length[is_long].min()} or more "
-            f"such kernels, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; "
+            f"{program.number(len(few(run[is_long])), 'chain')} of {length[is_long].min()} or more such kernels, "
+            f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; "
             f"the longest has {longest} kernels{program.with_launches(same, saves)}"
         )
         fix = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
@@ -458,8 +459,9 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
     Saves: Their launches, 3 µs of each, and 65 % of their other time: Adam in eight kernels moves 80 bytes of each
     parameter, in one 28.
     """
-    kernels = program.kernels[(program.kernels["phase"] == "optimizer") & (program.kernels["kernel_class"] != "comm")]
-    kernels = kernels[~matching(kernels["name"], MANY_PARAMETERS)]
+    kernels = program.kernels
+    is_single = (kernels["kernel_class"] != "comm") & ~matching(kernels["name"], MANY_PARAMETERS)
+    kernels = kernels[is_single & (kernels["phase"] == "optimizer")]
     if not len(kernels) or len(kernels) < OPTIMIZER_KERNELS * program.parts:
         return
     left = FUSED_PART * (1 - SHORT_NS / kernels["ns"].clip(lower=SHORT_NS))

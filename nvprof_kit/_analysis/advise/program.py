@@ -13,7 +13,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.advise.replay import Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, joined, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls
@@ -630,7 +630,8 @@ def kinds(layers: pd.Series[Any]) -> pd.Series[str]:
 
 def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
     """The layer and phase with the most of these rows."""
-    place, _ = placed(rows)
+    place = joined([pd.Categorical(rows[name]).codes for name in ("layer", "phase")])
+    assert place is not None, "there are few"
     first = int(np.argmax(np.bincount(place, rows[weight])[place]))
     return str(rows["layer"].iloc[first]), str(rows["phase"].iloc[first])
 

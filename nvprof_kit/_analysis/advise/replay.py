@@ -101,8 +101,10 @@ class Replay:
         nested = np.flatnonzero((self._launch < 0) & (call >= 0))  # launched by a call inside another one
         self._launch[nested] = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
         del positions, call, launches, calls_between  # of large captures, much memory
-        is_move = np.isin(np.arange(len(self.calls)), self._launch[self._name.isin(("memcpy DtoH", "memcpy HtoD"))])
-        self._is_copy = is_move & host.named("Memcpy.*Async", self.calls)
+        moves = self._launch[(self._name == "memcpy DtoH") | (self._name == "memcpy HtoD")]
+        self._is_copy = host.named("Memcpy.*Async", self.calls) & (
+            np.bincount(moves + 1, minlength=len(self.calls) + 1)[1:] > 0
+        )
         self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(self.calls)).astype(np.int32)
         # a copy for which its own call waits is launched at its begin
         self._in_waits = np.flatnonzero(np.isin(self._launch, self._waits))
@@ -132,7 +134,9 @@ class Replay:
         """How long the host takes before each call and in it without the profiler, shape ``(2, c)``; nothing in skipped
         steps.
         """
-        before_ns, inside_ns = times = np.ascontiguousarray(np.diff(self._moments_ns).reshape(-1, 2).T)
+        before_ns, inside_ns = times = np.empty((2, len(self.calls)))
+        for part, times_of_part in enumerate(times):
+            np.subtract(self._moments_ns[part + 1 :: 2], self._moments_ns[part:-1:2], out=times_of_part)
         launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
         launch_ns = int(median(launches_ns)) if len(launches_ns) else 0
         added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)

@@ -464,10 +464,10 @@ class Cover:
 
 
 def as_slice(rows: Int64Array) -> Int64Array | slice:
-    """The same rows as a slice, which takes no copy, if they follow each other."""
-    first = int(rows[0]) if len(rows) else 0
-    follow = np.array_equal(rows, np.arange(first, first + len(rows)))
-    return slice(first, first + len(rows)) if follow else rows
+    """Some rows, each once, as a slice if they follow each other, of which a column needs no copy."""
+    if not len(rows) or rows[-1] - rows[0] + 1 != len(rows) or (rows[1:] < rows[:-1]).any():
+        return rows
+    return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 def begins(ops: pd.DataFrame) -> npt.NDArray[np.bool_]:
