@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, joined, union_lengths
 from nvprof_kit._analysis.attribution.ranges import Elsewhere
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import STATES, activity
@@ -155,13 +155,18 @@ class Facts(Operations):
         """
         groups = frame.groupby(["step", *by], observed=True, sort=False, dropna=False)
         table: pd.DataFrame = groups.size().rename("calls").reset_index()
-        names = {"sum": "total", "mean": "avg", "max": "max", "min": "min", "median": "p50"}
+        calls, group = table["calls"].to_numpy(), groups.ngroup().to_numpy()
+        first, at_95 = np.cumsum(calls) - calls, 0.95 * (calls - 1)
         for side in ("cpu", "gpu"):
-            times = groups[side].agg([*names]).rename(columns=names).assign(p95=groups[side].quantile(0.95))
-            table = table.join(
-                times.round().astype("int64").reset_index(drop=True).add_prefix(f"{side}_").add_suffix("_ns")
-            )
-            total = table[f"{side}_total_ns"]
+            # by group and time, which NumPy sorts by one integer many times as fast as by two
+            ns: Int64Array = frame[side].to_numpy()
+            ns = ns[np.lexsort((ns, group)) if (key := joined([group, ns])) is None else np.argsort(key)]
+            total, low = np.add.reduceat(ns, first), ns[first + at_95.astype(np.int64)]
+            p95 = low + (ns[first + np.ceil(at_95).astype(np.int64)] - low) * (at_95 % 1)
+            p50 = (ns[first + (calls - 1) // 2] + ns[first + calls // 2]) / 2
+            times = {"total": total, "avg": total / calls, "max": ns[first + calls - 1], "min": ns[first]}
+            for name, values in {**times, "p50": p50, "p95": p95}.items():
+                table[f"{side}_{name}_ns"] = values.round().astype(np.int64)
             table[f"{side}_ratio"] = total / max(int(total.sum()) if side == "cpu" else self.gpu_ns, 1)
         cost = "gpu_total_ns" if table["gpu_total_ns"].any() else "cpu_total_ns"
         keys = [self.sort, cost] if self.sort in table else [cost]
