@@ -195,10 +195,10 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     gaps = gaps.loc[is_late, [*keys, "window", "start_ns", "idle_ns"]]
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return
-    place, index = placed(gaps)
-    cell = place * len(steps) + np.searchsorted(steps, gaps["window"])
+    position, index = placed(gaps)
+    cell = position * len(steps) + np.searchsorted(steps, gaps["window"])
     idle_ns = exact_sums(cell, gaps["idle_ns"].to_numpy(), len(index) * len(steps)).reshape(-1, len(steps))
-    usual_ns = pd.Series(np.median(idle_ns, axis=1), index)[np.bincount(place, minlength=len(index)) > 0]
+    usual_ns = pd.Series(np.median(idle_ns, axis=1), index)[np.bincount(position, minlength=len(index)) > 0]
     usual = usual_ns.reset_index(name="ns")
     (place, index), unknown = placed(program.ops), np.iinfo(np.int64).max
     earliest = np.full(len(index), unknown)

@@ -630,9 +630,9 @@ def kinds(layers: pd.Series[Any]) -> pd.Series[str]:
 
 def costliest(rows: pd.DataFrame, weight: str) -> tuple[str, str]:
     """The layer and phase with the most of these rows."""
-    place = joined([pd.Categorical(rows[name]).codes for name in ("layer", "phase")])
-    assert place is not None, "there are few"
-    first = int(np.argmax(np.bincount(place, rows[weight])[place]))
+    position = joined([pd.Categorical(rows[name]).codes for name in ("layer", "phase")])
+    assert position is not None, "there are few"
+    first = int(np.argmax(np.bincount(position, rows[weight])[position]))
     return str(rows["layer"].iloc[first]), str(rows["phase"].iloc[first])
 
 

@@ -135,8 +135,8 @@ class Replay:
         steps.
         """
         before_ns, inside_ns = times = np.empty((2, len(self.calls)))
-        for part, times_of_part in enumerate(times):
-            np.subtract(self._moments_ns[part + 1 :: 2], self._moments_ns[part:-1:2], out=times_of_part)
+        for offset, column in enumerate(times):
+            np.subtract(self._moments_ns[offset + 1 :: 2], self._moments_ns[offset:-1:2], out=column)
         launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
         launch_ns = int(median(launches_ns)) if len(launches_ns) else 0
         added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)
@@ -275,9 +275,9 @@ class Replay:
         if len(left[0]):
             planned, late_ns, launch, (gpu, host) = self.left_of_operations(left)
             is_gone = is_gone.copy()
-            is_gone[gone := launch[gpu == 0]] = True  # a wait at a copy, or in the call that launches
-            gone = gone[gone + 1 < len(is_gone)]
-            is_gone[gone[self._is_copy[gone] | self._follows_itself[gone + 1]] + 1] = True
+            is_gone[removed := launch[gpu == 0]] = True  # a wait at a copy, or in the call that launches
+            removed = removed[removed + 1 < len(is_gone)]
+            is_gone[removed[self._is_copy[removed] | self._follows_itself[removed + 1]] + 1] = True
             # what the host does for much longer than usual before a launch is not for that launch
             before_ns, inside_ns = before_ns.copy(), inside_ns.copy()
             before_ns[launch] -= np.minimum(before_ns[launch], self._usual_ns) * (1 - host)
@@ -298,11 +298,11 @@ class Replay:
         rows = zip(self._stops, self._awaited_stops, *(column.tolist() for column in columns), strict=True)
         # by how much the waits up to each delay the host, and how late the last operation up to each stretch is
         delays_ns, behind_ns = [0.0], [0.0]
-        for stop, awaited, returns, begins, gone, stays, end, after in [*rows, (len(latest_ns), *7 * (0,))]:
+        for stop, awaited, returns, begins, is_left_out, stays, end, after in [*rows, (len(latest_ns), *7 * (0,))]:
             for stretch in range(len(behind_ns) - 1, stop):
                 behind_ns.append(max(latest_ns[stretch] + delays_ns[self._waits_before[stretch]], behind_ns[-1]))
-            returned = begins + delays_ns[-1] + (0 if gone else stays)
-            if awaited and not gone:
+            returned = begins + delays_ns[-1] + (0 if is_left_out else stays)
+            if awaited and not is_left_out:
                 returned = max(returned, end + behind_ns[awaited] + after)
             delays_ns.append(returned - returns)
         return float(max(planned[-1] + behind_ns[-1], host_ns[-1] + delays_ns[-2]))
