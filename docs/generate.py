@@ -17,7 +17,7 @@ import click
 from click.testing import CliRunner
 
 import nvprof_kit
-from nvprof_kit._analysis.advise import comm_rules, gpu_rules
+from nvprof_kit._analysis.advise import comm_rules
 from nvprof_kit._analysis.advise.advise import RULES, Rule
 from nvprof_kit._analysis.attribution.attribution import OWNER_COLUMNS, Operations
 from nvprof_kit._analysis.foreign.rules import preset, presets
@@ -180,11 +180,7 @@ def _anchor(heading: str) -> str:
 
 def _rules() -> str:
     """The table of the rules of `advise`, of their functions' docstrings."""
-    rules = {
-        "slowest-rank": Rule(comm_rules.slowest_first),
-        **RULES,
-        "far-from-limit": Rule(gpu_rules.far_from_limit, gpu_rules.LIMIT_SHARE),
-    }
+    rules = {"slowest-rank": Rule(comm_rules.slowest_first), **RULES}
     lines = ["| rule | condition | least share of the time | saves at most |", "|---|---|---:|---|"]
     for name, rule in rules.items():
         paragraphs = [" ".join(text.split()) for text in (rule.look.__doc__ or "").split("\n\n")]

@@ -8,14 +8,13 @@ On committed captures of which the faults are known (`tests/support/brute_force/
 up by chance with faults planted in them (`tests/support/captures/advise_programs.py`).
 
 With ``--faults``, on the captures of folders, named ``BASE+FAULT.sqlite.xz``, beside a ``meta.jsonl`` with a line for
-each program: ``name``, ``saving_ms`` (what a step took longer than without the fault, measured in turn without a
-profiler; null if unknown), its spread ``saving_spread_ms`` (between the quartiles of the pairs), ``clean_ms`` and
-``faulty_ms``, and ``steps`` that were captured. A fault is found if a rule that knows it has a finding at its place. A
-saving is known to 1.57 of its spread over the root of the pairs (the usual interval of a median): where that is more
-than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3. Nor where the program ran in a fifth less
-time in its capture than when it was measured. What the rule says of equal layers of the program without the fault is
-subtracted: it is there with and without. A fault whose removal saved nothing is left out. ``--docs`` writes the
-table into docs/advise.md.
+each: ``name``, ``saving_ms`` (what a step took longer than without the fault, measured in turn without a profiler),
+``saving_spread_ms`` (between the quartiles of the pairs), ``clean_ms``, ``faulty_ms``, the captured ``steps``, and
+``near_ms``, what a step took right before and after these. A fault is found if a rule that knows it has a finding at
+its place. A saving is known to 1.57 of its spread over the root of the pairs. Where that, or by how much ``near_ms`` is
+another time, is more than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3; nor where a step took
+a fifth less in the capture. What the rule says of equal layers without the fault is subtracted. A fault whose removal
+saved nothing is left out. ``--docs`` writes docs/advise.md.
 """
 
 from __future__ import annotations
@@ -111,8 +110,9 @@ def planted(folders: list[Path]) -> list[str]:
         rank, finding = ranked[0] if ranked else (0, None)
         saves = finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0) if finding else 0.0
         # a program that a profiler makes faster was captured on another host than it was measured on
-        captured_ms = advice.wall_ns * scale
-        judges = uncertain < 0.3 * measured and not 0 < captured_ms < 0.8 * (program.get("median_faulty_ms") or 0.0)
+        captured_ms, faulty_ms = advice.wall_ns * scale, program.get("median_faulty_ms") or 0.0
+        other_ms = abs(statistics.mean(program.get("near_ms") or [faulty_ms]) - faulty_ms)
+        judges = max(uncertain, other_ms) < 0.3 * measured and not 0 < captured_ms < 0.8 * faulty_ms
         ratio = saves / measured if finding and judges else 0.0
         judged += Counter(faults=1, found=bool(ranked), first_three=1 <= rank <= 3, measured=judges)
         judged["saving within 0.7 to 1.3"] += 0.7 <= ratio <= 1.3

@@ -60,6 +60,7 @@ RULES: Mapping[str, Rule] = {
     "optimizer-loop": Rule(gpu_rules.optimizer_loop, 0.02),
     "recompute": Rule(gpu_rules.recompute),
     "outlier-layer": Rule(gpu_rules.outlier_layers, 0.002),
+    "far-from-limit": Rule(gpu_rules.far_from_limit),
     "gpu-metrics": Rule(metric_rules.bound),
     "gpu-clocks": Rule(metric_rules.clocks),
 }
@@ -161,7 +162,7 @@ def advise(
             "machine with a GPU, or see `layers` for CPU times"
         )
     waited_ns = slowest.saves_ns if slowest is not None else 0
-    program = Program(operations, steps, times=times, waited_ns=waited_ns)
+    program = Program(operations, steps, times=times, waited_ns=waited_ns, limits=limits)
     findings = _merged(
         [
             finding
@@ -176,8 +177,6 @@ def advise(
             replace(finding, confidence="low", refuted_by=once) if finding.rule in _OF_HOST else finding
             for finding in findings
         ]
-    if limits is not None:
-        findings += gpu_rules.far_from_limit(program, limits.kinds())
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))
     if slowest is not None:
         findings = comm_rules.slowest_first(program, slowest, findings)

@@ -65,7 +65,7 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     saves = alone_ns * (1 - 1 / passes if passes >= SEVERAL_PASSES else 1)
     if passes >= SEVERAL_PASSES:
         title = "Gradients are reduced in each backward pass"
-        evidence += f"; gradients are reduced in {passes:.1f} backward passes of a step"
+        evidence += f"; {passes:.1f} backward passes of a step reduce gradients"
         fix = "run all but the last in model.no_sync() (FSDP: set_requires_gradient_sync(False))"
     refuted_by = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
     if program.mode != "training":

@@ -47,7 +47,7 @@ NEW_TOKENS_TIMES = 4
 """Copies of new tokens take less than so many times as long as the usual light kernel, of a cache longer."""
 OPTIMIZER_KERNELS, FUSED_PART, RECOMPUTE_SHARE = 150, 0.35, 0.05
 OUTLIER = 1.2
-COPIES_SHARE, CHAINS_SHARE, FP32_SHARE = 0.02, 0.02, 0.01
+COPIES_SHARE, CHAINS_SHARE, FP32_SHARE, ODD_SHARE = 0.02, 0.02, 0.01, 0.02
 LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
 
 _FP32 = re.compile(
@@ -55,6 +55,7 @@ _FP32 = re.compile(
     r"magma_sgemm|fmha_cutlass[FB]_f32|gemv\w*(?:::kernel)?<(?:int, int, )?float, float, float",
     re.IGNORECASE,
 )
+_ODD = re.compile("16.*_align1(?![0-9])")
 _VECTOR = re.compile("gemv")
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
@@ -336,8 +337,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
 def double_precision(program: Program) -> Iterator[Finding]:
     """Kernels that compute with 64-bit floating-point numbers take 1 % or more.
 
-    Saves: The casts to them and from them, and of the rest 3/4 in layers, whose numbers of 16 bits are a quarter of the
-    bytes, and 1/2 outside, as in a loss in float32.
+    Saves: In layers the casts to them and from them, and 3/4 of the rest, as numbers of 16 bits are a quarter of the
+    bytes; 1/2 outside, as in a loss in float32.
     """
     kernels = program.kernels[matching(program.kernels["name"], DOUBLE)]
     if not len(kernels):
@@ -345,7 +346,7 @@ def double_precision(program: Program) -> Iterator[Finding]:
     is_cast, is_outside = matching(kernels["name"], _CASTS), kernels["layer"] == NO_LAYER
     saves = sum(
         part * program.busy_ns(kernels[chosen])
-        for part, chosen in ((1, is_cast), (0.5, ~is_cast & is_outside), (0.75, ~is_cast & ~is_outside))
+        for part, chosen in ((0.5, is_outside), (1, is_cast & ~is_outside), (0.75, ~is_cast & ~is_outside))
     )
     evidence = (
         f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
@@ -552,16 +553,24 @@ def _unusual_ns(times: pd.Series[Any]) -> float:
     return float(max(OUTLIER * usual_ns, usual_ns + 5 * (times - usual_ns).abs().median()))
 
 
-def far_from_limit(program: Program, of_kinds: pd.DataFrame) -> Iterator[Finding]:
-    """With [counts](flops.md#the-least-time-of-limit) beside the capture: layers of a kind take twice the least time
-    of their operators; confidence is low.
+def far_from_limit(program: Program) -> Iterator[Finding]:
+    """Matrix products in kernels that load elements of 16 bits one by one, as for rows of an odd size, take 2 % or more
+    (``align1`` in CUTLASS's names). With [counts](flops.md#the-least-time-of-limit) beside the capture, layers of a
+    kind take twice the least time of their operators, and 5 % of the time above it; then confidence is low.
 
-    Args:
-        program: The program.
-        of_kinds: `Flops.kinds` of the same steps.
-
-    Saves: What they take above it.
+    Saves: 3/4 of these products, or what the layers take above that least time.
     """
+    ops = program.ops[matching(program.ops["name"], _ODD)]
+    if (busy_ns := program.busy_ns(ops)) and busy_ns >= ODD_SHARE * program.wall_ns:
+        evidence = f"{program.of_wall(busy_ns)} in {program.number(len(ops), 'kernel')} such as {ops['name'].iloc[0]}"
+        yield program.finding_in_ops(
+            "far-from-limit", "Matrix products of an odd size", evidence, ops, saves=program.without_ns(ops, 1 / 4, 1),
+            fix="pad the odd side, as the size of the vocabulary, to a multiple of 64", confidence="high",
+            refuted_by="the padded product runs in a kernel of the same name",
+        )  # fmt: skip
+    if program.limits is None:
+        return
+    of_kinds = program.limits.kinds()
     far = of_kinds[of_kinds["gpu_busy_ns"] > LIMIT_TIMES * of_kinds["limit_ns"]].head(LIMIT_KINDS)
     for row in far[far["excess_ns"] > LIMIT_SHARE * program.wall_ns].to_dict("records"):
         ops = program.ops[(program.ops["layer_kind"] == row["kind"]) & (program.ops["phase"] == row["phase"])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.names import NO_LAYER
 
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.flops.flops import Flops
+
 POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 """Classes of kernels whose time is that of reading and writing memory."""
 
@@ -39,6 +42,10 @@ MASK_PART = 0.25
 
 TURNS = 0.25
 """If so many of the waits of a place are followed by one in another call, they are of one loop."""
+CHECKED = 0.2
+"""Anomaly detection waits once for each operation of the backward pass, which with its check has three to five; in the
+forward pass it records where each was called.
+"""
 STALL_OF_STEP = 0.05
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
@@ -77,6 +84,7 @@ class Program(Operations):
         steps: Which steps to look at, by default all but warm-up.
         times: The breakdown of these steps, if known.
         waited_ns: How long a step of this rank waits for the slowest rank, if known.
+        limits: The operations of the same steps, if they were counted.
 
     Attributes:
         choice: The steps to look at.
@@ -97,6 +105,7 @@ class Program(Operations):
         *,
         times: Breakdown | None = None,
         waited_ns: int = 0,
+        limits: Flops | None = None,
     ) -> None:
         super().__init__(operations.trace, operations=operations)
         self.choice = choose_steps(self.trace, self.attribution, steps)
@@ -113,6 +122,7 @@ class Program(Operations):
         self.parts = max(self.choice.count, 1) * self.gpus
         self.per_step = " per step" if self.choice.count else ""
         self.waited_ns = waited_ns * max(self.choice.count, 1)
+        self.limits = limits
 
     @cached_property
     def host(self) -> HostCalls:
@@ -214,11 +224,16 @@ class Program(Operations):
 
     def wait_ns(self, waits: pd.DataFrame, *, with_checks: bool = False, is_loop: bool = False) -> int:
         """What these rows of `waits` cost without the profiler, and without what else keeps the host, and a disturbed
-        host; with what computes the numbers that it waits for, or not, or with all of the loop that they are in.
+        host; with what computes the numbers that it waits for, or not, or with all of the loop that they are in. Where
+        that checks the operations of the backward pass, the late launches of the forward pass are gone too.
         """
         gaps, others = self.times.gaps, self._gaps_of_others[0]
         is_without = np.zeros(len(gaps), dtype=bool)
         is_without[others.index] = is_without[self.gaps_between(waits).index] = True
+        checked = (waits["phase"] == "backward").sum() / max((self.ops["phase"] == "backward").sum(), 1)
+        if with_checks and not is_loop and checked >= CHECKED:
+            is_late = matching(self.gaps["cause"], {"launch"}) & matching(self.gaps["phase"], {"forward", "recompute"})
+            is_without[self.gaps.index[is_late]] = True
         left = None
         if is_loop:
             of_gpus = [
@@ -338,8 +353,10 @@ class Program(Operations):
         for name in ("lane", "stream", "call_of_layer"):
             is_start[1:] |= np.diff(ops[name].to_numpy()[row]) != 0
         run = is_start.cumsum(dtype=np.int32)
-        length = np.bincount(run).astype(np.int32)[run]
-        row, run, length = (column[length >= 2] for column in (row, run, length))
+        ns, is_move = ops["ns"].to_numpy()[row], matching(ops["name"], {"memcpy DtoD"})[row]
+        is_part = ~is_move | (ns <= np.bincount(run, ns * ~is_move)[run])  # a move longer than the rest is no part
+        length = np.bincount(run, is_part).astype(np.int32)[run]
+        row, run, length = (column[is_part & (length >= 2)] for column in (row, run, length))
         call, ns = (ops[name].to_numpy()[row] for name in ("call_of_layer", "ns"))
         is_mask = matching(ops["name"], _MASKS)[row]
         masks_ns = exact_sums(run[is_mask], ns[is_mask], len(positions) + 1)
