@@ -116,8 +116,8 @@ def planted(folders: list[Path]) -> list[str]:
         ratio = saves / measured if finding and judges else 0.0
         judged += Counter(faults=1, found=bool(ranked), first_three=1 <= rank <= 3, measured=judges)
         judged["saving within 0.7 to 1.3"] += 0.7 <= ratio <= 1.3
-        if not measured:  # it costs less than the noise
-            judged["of no measurable cost, not listed"] += 1
+        if ranked and not judges:
+            judged["of unknown saving, not listed"] += 1
             continue
         figures = f"{saves:.2f} | {measured:.2f}"
         figures += f"{f' ± {uncertain:.2f}' if uncertain else ''} | {f'{ratio:.2f}' if ratio else ''}"
