@@ -24,7 +24,7 @@ from nvprof_kit._analysis.attribution.steps import (
     step_windows,
 )
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
-from nvprof_kit._analysis.breakdown.devices import PLACE, STATES, Activity, Idle, activity, exposed, idle
+from nvprof_kit._analysis.breakdown.devices import PLACE, STATES, Activity, Idle, activity, exposed, idle, longest_of
 from nvprof_kit._analysis.breakdown.host import CAUSES, HostCalls
 from nvprof_kit._analysis.breakdown.launches import (
     LAUNCH_COLUMNS,
@@ -220,13 +220,12 @@ def breakdown_of(
     all_ops, of_parts = np.ones(len(trace.ops), dtype=bool), np.ones(len(idling.parts), dtype=bool)
     if windows.in_step.any():
         all_ops = choice.of_ops(attribution)
-        of_gap = windows.instance[idling.gaps["window"].to_numpy()]
         if not choice.everything:
-            of_part = of_gap[idling.parts["gap"].to_numpy()]
+            of_part = windows.instance[idling.parts["window"].to_numpy()]
             of_parts = np.append(choice.shown, False)[of_part]
             if not choice.asked:  # outside steps, the host's fetching of data counts
                 of_parts |= (of_part < 0) & (idling.parts["cause"] == "dataloader").to_numpy()
-        of_wait = of_gap[idling.waits["gap"].to_numpy()]
+        of_wait = windows.instance[idling.gaps["window"].to_numpy()[idling.waits["gap"].to_numpy()]]
         idling = replace(idling, waits=idling.waits[np.append(choice.shown, choice.everything)[of_wait]])
     if is_full:
         launches = launch_table(trace, attribution, host, idling.parts, is_counted=all_ops, of_parts=of_parts)
@@ -258,7 +257,7 @@ def breakdown_of(
 def _steps(windows: Windows, active: Activity, idling: Idle) -> pd.DataFrame:
     count = len(windows.start)
     device = [windows.devices[lane] for lane in windows.device.tolist()]
-    window, cause = idling.gaps["window"].to_numpy()[idling.parts["gap"]], idling.parts["cause"].cat.codes.to_numpy()
+    window, cause = idling.parts["window"].to_numpy(), idling.parts["cause"].cat.codes.to_numpy()
     idle_ns = exact_sums(window * len(CAUSES) + cause, idling.parts["idle_ns"].to_numpy(), count * len(CAUSES))
     causes = dict(zip((f"idle_{name}_ns" for name in CAUSES), idle_ns.reshape(count, len(CAUSES)).T, strict=True))
     columns = {
@@ -288,15 +287,14 @@ def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.Da
     place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])
     assert place_code is not None, "a program has few names"
     rows, (codes, place) = np.flatnonzero(is_counted), distinct(place_code[is_counted])
-    idle_ns, longest_ns = parts["idle_ns"].to_numpy()[rows], np.zeros(len(codes), dtype=np.int64)
-    np.maximum.at(longest_ns, place, idle_ns)
-    is_longest = idle_ns == longest_ns[place]
-    first = rows[is_longest][np.unique(place[is_longest], return_index=True)[1]]
-    sums = {"gaps": np.bincount(place, minlength=len(codes)), "idle_ns": exact_sums(place, idle_ns, len(codes))}
-    table = pd.DataFrame({**sums, "longest": first, "longest_ns": longest_ns})
-    order = ["idle_ns", "longest_ns", "longest"]
+    parts = parts.iloc[rows]
+    first = longest_of(place, parts["longest_ns"].to_numpy(), len(codes))
+    sums = {name: exact_sums(place, parts[name].to_numpy(), len(codes)) for name in ("gaps", "idle_ns")}
+    ranks = {name: parts[name].to_numpy()[first] for name in ("longest_ns", "rank")}
+    table = pd.DataFrame({**sums, **ranks, "first": first})
+    order = ["idle_ns", "longest_ns", "rank"]
     table = table.sort_values(order, ascending=[False, False, True], ignore_index=True)
-    longest = parts.iloc[table["longest"].to_numpy()]
+    longest = parts.iloc[table["first"].to_numpy()]
     table["longest_at_ns"] = longest["start_ns"].to_numpy()
     for name in keys:
         table[name] = longest[name].astype(object).fillna("").astype(str).to_numpy()

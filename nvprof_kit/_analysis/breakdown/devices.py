@@ -23,6 +23,7 @@ from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.host import CODE, LONG_NS, SYNCHRONIZING_COPIES, HostActivity, HostCalls, Pieces
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
 STATES = ("idle", "compute", "exposed_comm", "exposed_copy")
@@ -146,8 +147,8 @@ def op_sorts(trace: Trace, classes: KernelClasses) -> np.ndarray:
 
 # ---------------------------------------------------------------- why they were idle
 
-_GAPS = 1 << 17
-"""Gaps processed at a time, to limit memory."""
+_GAPS = 1 << 14
+"""Gaps processed at a time: their pieces fit in the cache of a CPU."""
 
 PLACE = ("layer", "phase", "operator", "call")
 """The columns that describe the place of idle time."""
@@ -164,8 +165,9 @@ class Idle:
     Attributes:
         gaps: One row per gap: window (index), start_ns, idle_ns; cause, layer, phase, operator and call of its largest
             part.
-        parts: One row per gap, cause and place: gap (row of `gaps`), cause, layer, phase, operator, call, idle_ns, and
-            start_ns, the start of its first piece. The parts of a gap add up to it.
+        parts: The parts of gaps, which add up to them: one of each cause and place in a gap. A row adds up those of one
+            window, cause and place in some gaps that follow each other: window (index), cause, layer, phase, operator,
+            call, gaps, idle_ns; longest_ns, start_ns and rank of the longest, by gap, cause and place.
         waits: One row per gap that began while the host waited for the device: gap, layer, phase and call of the wait,
             lost_ns, how much of the gap the host was late because of the wait, whatever it did then; and its row in
             the table of calls.
@@ -196,44 +198,35 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     splits = []
     for low in range(0, max(len(call), 1), _GAPS):
         rows = slice(low, low + _GAPS)
-        columns = {"start": gaps.start, "end": gaps.end, "call": call, "is_graph": is_graph, "until": until}
-        columns["launch_range"] = launch_range
+        columns = {**gaps._asdict(), "call": call, "is_graph": is_graph, "until": until, "launch_range": launch_range}
         block = {name: values[rows] for name, values in columns.items()}
         block |= {"pid": pid[gaps.window[rows]], "tid": host.tid[block["call"]]}
         splits.append(_split(block, on_host, layers.codes, phases.codes))
-        for table in splits[-1]:
-            table["gap"] += low
+        splits[-1][1]["rank"] += low << 32
+        splits[-1][2]["gap"] += low
     del on_host, functions, starts, ends  # of large captures, much memory
-    parts, waits = (
-        pd.DataFrame({name: np.concatenate([table[name] for table in tables]) for name in tables[0]}, copy=False)
-        for tables in zip(*splits, strict=True)
-    )
+    tables = [
+        pd.DataFrame({name: np.concatenate([table[name] for table in of_blocks]) for name in of_blocks[0]}, copy=False)
+        for of_blocks in zip(*splits, strict=True)
+    ]
     del splits
-    for frame in (parts, waits):
+    causes = pd.Index([*CODE], dtype=object)
+    for frame in tables:
         frame["layer"] = pd.Categorical.from_codes(frame["layer"], dtype=layers.dtype)
         frame["phase"] = pd.Categorical.from_codes(frame["phase"], dtype=phases.dtype)
-        frame["call"] = labels(frame["call"].to_numpy(), names)
-    parts["operator"] = labels(parts["operator"].to_numpy(), names)
-    parts["cause"] = pd.Categorical.from_codes(parts["cause"], categories=pd.Index([*CODE], dtype=object))
-    gap_table = pd.DataFrame(
-        {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, copy=False
-    )
-    of_gap, idle_ns = parts["gap"].to_numpy(), parts["idle_ns"].to_numpy()  # by gap
-    largest_ns = np.zeros(len(gap_table), dtype=np.int64)
-    np.maximum.at(largest_ns, of_gap, idle_ns)
-    largest = np.flatnonzero(idle_ns == largest_ns[of_gap])
-    largest = largest[np.diff(of_gap[largest], prepend=-1) > 0]  # of equals, the first
-    for name in ("cause", *PLACE):
-        gap_table[name] = parts[name].array[largest]
-    return Idle(gap_table, parts, waits)
+        for name in {"operator", "call"} & {*frame}:
+            frame[name] = labels(frame[name].to_numpy(), names)
+        if "cause" in frame:
+            frame["cause"] = pd.Categorical.from_codes(frame["cause"], categories=causes)
+    return Idle(*tables)
 
 
 Table = dict[str, npt.NDArray[Any]]
 """Columns of equal length, by name."""
 
 
-def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> tuple[Table, Table]:
-    """The rows of `Idle.parts` and of `Idle.waits` of some gaps, names as codes.
+def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> tuple[Table, Table, Table]:
+    """The rows of `Idle.gaps`, `Idle.parts` and `Idle.waits` of some gaps, names as codes.
 
     Args:
         gaps: The gaps.
@@ -281,25 +274,56 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     starts = np.concatenate((pieces.start, until[queued]))
     idle_ns = np.concatenate((pieces.end, end[queued])) - starts
     keys: Table = {
-        "gap": np.concatenate((pieces.interval, queued)),
         "cause": np.concatenate((cause.astype(np.int8), of_queued)),
         "layer": layers[range_],
         "phase": phases[range_],
         "operator": np.concatenate((operator, np.full(len(queued), NONE, dtype=operator.dtype))),
         "call": np.concatenate((on_host.call_name[pieces.call], in_copy)),
     }
-    if not np.array_equal(exact_sums(keys["gap"], idle_ns, len(start)), end - start):
+    gap = np.concatenate((pieces.interval, queued))
+    return *parts_of(gaps, gap, starts, idle_ns, keys), _waits(gaps, pieces, on_host, layers, phases)
+
+
+def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Array, keys: Table) -> tuple[Table, Table]:
+    """The rows of `Idle.gaps` and `Idle.parts`.
+
+    Args:
+        gaps: The gaps.
+        gap: The gap of each piece of them, shape ``(p,)``.
+        starts: Its start.
+        idle_ns: Its length.
+        keys: Its cause and place.
+    """
+    start, end = gaps["start"], gaps["end"]
+    if not np.array_equal(exact_sums(gap, idle_ns, len(start)), end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
-    code = joined(list(keys.values()))  # parts of a gap with the same cause and place are one
-    assert code is not None, "a block has few gaps"
+    place_code = joined([*keys.values()])
+    assert place_code is not None, "a program has few names"
+    code = gap * (count := int(place_code.max(initial=0)) + 1) + place_code
     order = np.lexsort((starts, code))
     code = code[order]
     first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(order)])
-    rows = order[first]
-    parts = {name: values[rows] for name, values in keys.items()}
-    parts["idle_ns"] = np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
-    parts["start_ns"] = starts[rows]
-    return parts, _waits(gaps, pieces, on_host, layers, phases)
+    rows, part_ns = order[first], np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
+    gap = gap[rows]
+    longest = longest_of(gap, part_ns, len(start))
+    columns = {"window": gaps["window"], "start_ns": start, "idle_ns": end - start}
+    of_gaps = columns | {name: values[rows[longest]] for name, values in keys.items()}
+    window = gaps["window"][gap]
+    codes, group = distinct(window * count + place_code[rows])
+    longest = longest_of(group, part_ns, len(codes))
+    sums = {"gaps": np.bincount(group, minlength=len(codes)), "idle_ns": exact_sums(group, part_ns, len(codes))}
+    parts = {"window": window[longest], "rank": longest, "longest_ns": part_ns[longest], **sums}
+    parts |= {name: values[rows[longest]] for name, values in {**keys, "start_ns": starts}.items()}
+    return of_gaps, parts
+
+
+def longest_of(group: Codes, values: Int64Array, groups: int) -> Int64Array:
+    """The row with the largest value of each group, the first of equals; every group has one."""
+    largest, row = np.zeros(groups, dtype=np.int64), np.empty(groups, dtype=np.int64)
+    np.maximum.at(largest, group, values)
+    rows = np.flatnonzero(values == largest[group])[::-1]
+    row[group[rows]] = rows
+    return row
 
 
 def _waits(gaps: Table, pieces: Pieces, on_host: HostActivity, layers: Codes, phases: Codes) -> Table:
