@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -180,7 +181,7 @@ def peel(
         None if a range outlasts its parent: such ranges cross and can have as many levels as there are ranges.
     """
     parent, depth = np.full(len(starts), NONE, dtype=np.int64), np.zeros(len(starts), dtype=np.int64)
-    left, above, level = order, np.full(len(order), NONE, dtype=np.int64), 0
+    left, above, level = order, np.broadcast_to(np.int64(NONE), len(order)), 0
     while len(left):
         latest_end = np.maximum.accumulate(finishes[left])
         outermost = np.concatenate(([True], starts[left][1:] >= latest_end[:-1]))
@@ -188,7 +189,7 @@ def peel(
             parent[left], depth[left] = above, level
             break
         parent[left[outermost]], depth[left[outermost]] = above[outermost], level
-        last = left[np.maximum.accumulate(np.where(outermost, np.arange(len(left)), 0))]
+        last = left[np.maximum.accumulate(np.where(outermost, np.arange(len(left), dtype=np.int32), 0))]
         if shorten:
             finishes[left] = np.minimum(finishes[left], finishes[last])
         elif (finishes[left] > finishes[last]).any():
@@ -211,6 +212,25 @@ def _changes(
     owner = np.concatenate([parent[inside_out], outside_in], dtype=np.int32)  # half the memory
     by_time = np.argsort(times, kind="stable")  # ties: ends from the inside out, then starts from the outside in
     return times[by_time], owner[by_time]
+
+
+def moments_of(positions: Int64Array, owners: Sequence[Integers]) -> tuple[Int64Array, list[npt.NDArray[Any]]]:
+    """The distinct positions, ascending, and the innermost range of each nesting from each of them on, with `NONE`
+    appended for what is before them.
+
+    Args:
+        positions: Positions on one line at which something changes, of the nestings first, each of them ascending.
+        owners: The owners of each nesting from these on.
+    """
+    order = np.argsort(positions, kind="stable")  # of sorted columns one behind the other, quick
+    change, (*edges, _) = positions[order], np.cumsum([0, *map(len, owners)])
+    of_nesting = [(order >= low) & (order < low + len(owner)) for low, owner in zip(edges, owners, strict=True)]
+    del order  # to limit memory
+    is_last, innermost = np.append(change[1:] != change[:-1], True)[: len(change)], []
+    for is_change, owner in zip(of_nesting, owners, strict=True):
+        count = np.cumsum(is_change, dtype=np.int32)[is_last]
+        innermost.append(np.append(np.append(owner, NONE).astype(np.int32)[count - 1], np.int32(NONE)))
+    return change[is_last], innermost
 
 
 def inherit(own_values: _Values, nesting: Nesting) -> _Values:
@@ -442,15 +462,22 @@ class Cover:
 
     def contains(self, lane: Int64Array, time: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether each moment is covered in its lane, shape ``(m,)`` each."""
-        is_covered = np.zeros(len(time), dtype=bool)
-        if len(self._begins):  # often all at the start, as of what loads code
-            rows = np.flatnonzero((time >= self._line.origin) & (time < self._line.origin + self._line.span))
+        is_covered, (starts, ends) = np.zeros(len(time), dtype=bool), self.covered
+        low = np.searchsorted(ends, time.min(initial=np.iinfo(np.int64).max), side="right")
+        high = np.searchsorted(starts, time.max(initial=np.iinfo(np.int64).min), side="right")
+        if low < high:  # often all are elsewhere, as of what loads code
+            rows = np.flatnonzero((time >= starts[low]) & (time < ends[high - 1]))
             lane_number = np.minimum(np.searchsorted(self._lanes, lane[rows]), len(self._lanes) - 1)
             position = self._line.at(lane_number, time[rows])
             index = np.searchsorted(self._begins, position, side="right") - 1
             is_in_lane = self._lanes[lane_number] == lane[rows]
             is_covered[rows] = is_in_lane & (index >= 0) & (position < self._ends[index])
         return is_covered
+
+    @cached_property
+    def covered(self) -> tuple[Int64Array, Int64Array]:
+        """Starts and ends of the times at which something is covered in any lane."""
+        return union(*(edges % self._line.span + self._line.origin for edges in (self._begins, self._ends)))
 
     def _until(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Covered time before a moment, relative to an arbitrary zero of the lane."""

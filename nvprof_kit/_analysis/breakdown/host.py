@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,7 +19,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, as_slice, inherit, nest, touches
+from nvprof_kit._analysis.attribution.intervals import (
+    NONE,
+    Cover,
+    Int64Array,
+    Line,
+    as_slice,
+    inherit,
+    moments_of,
+    nest,
+    touches,
+)
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._trace.frames import empty_frame
 from nvprof_kit._trace.joins import few, launching_calls
@@ -297,10 +307,10 @@ class HostActivity:
         self.host, self.ranges = host, ranges
         rows = np.flatnonzero(~host.overhead[:-1] & touches((starts, ends), host.start[:-1], host.end[:-1]))
         self.calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
-        parent = np.append(rows, NONE)[self.calls.parent]
-        is_inside_cuda = host.system[rows] & ~host.operator[parent] & (parent != NONE)
-        if is_inside_cuda.any():  # CUDA's calls wait in the operating system's
-            rows = rows[~is_inside_cuda]
+        inside = np.flatnonzero(host.system[rows] & (self.calls.parent != NONE))
+        inside = inside[~host.operator[rows[self.calls.parent[inside]]]]
+        if len(inside):  # CUDA's calls wait in the operating system's
+            rows = np.delete(rows, inside)
             self.calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
         self.rows = np.append(rows, NONE)
         self.operator = (
@@ -344,15 +354,18 @@ class HostActivity:
             of_thread = np.full(len(of_process), thread)
             changes += [(of_thread, host.start[of_process]), (of_thread, host.end[of_process])]
         tids, times = zip(*changes, strict=True)
-        self._threads = np.unique(np.concatenate([np.array([*host.threads], dtype=np.int64), *map(few, tids)]))
+        self._threads = np.unique(np.concatenate([np.array([NONE, *host.threads], dtype=np.int64), *map(few, tids)]))
         self._line = Line.over((*times, starts), (*times, ends), beyond=2)
-        self._moments = _sorted_moments([self._at(*change) for change in changes])
-        threads = Counter(host.threads.values())
-        calls = {pid: host.of_process(pid, rows) for pid in threads if threads[pid] > 1}
-        self._of_process = {
-            pid: (np.append(rows, NONE), host.start[rows], _sorted_moments([host.start[rows], host.end[rows]]))
-            for pid, rows in calls.items()
-        }
+        positions = np.concatenate([self._at(*change) for change in changes])
+        del changes, tids, times  # to limit memory
+        self._moments, (self._call_at, self._range_at) = moments_of(positions, (self.calls.owner, ranges.nesting.owner))
+
+    @cached_property
+    def _of_process(self) -> dict[int, tuple[Int64Array, Int64Array]]:
+        """The API calls, with `NONE` appended, and their starts, by start, of each process with several threads."""
+        shared = [pid for pid, threads in Counter(self.host.threads.values()).items() if threads > 1]
+        calls = {pid: self.host.of_process(pid, self.rows[:-1]) for pid in shared}
+        return {pid: (np.append(rows, NONE), self.host.start[rows]) for pid, rows in calls.items()}
 
     @cached_property
     def operator_name(self) -> npt.NDArray[np.integer[Any]]:
@@ -379,16 +392,20 @@ class HostActivity:
         pieces, host = self._of_threads(np.arange(len(tid)), tid, start, end), self.host
         is_empty = (pieces.call == NONE) & ~self.in_layer[pieces.range]
         is_moved, parts = np.zeros(len(is_empty), dtype=bool), [pieces]
-        for process, (calls, starts, cuts) in self._of_process.items():
+        for process, (calls, starts) in self._of_process.items():
             of_process = np.flatnonzero(is_empty & (pid[pieces.interval] == process))
             is_moved[of_process] = True
             empty = pieces.of(of_process)
-            row, start, end = _cut(cuts, empty.start, empty.end)
+            row, start, end, _ = _cut(starts, empty.start, empty.end)
             latest = calls[np.searchsorted(starts, start, side="right") - 1]
             following = calls[np.searchsorted(starts, end, side="left")]
-            call = np.where(host.end[latest] > start, latest, following)
+            until, row = np.clip(host.end[latest], start, end), row.repeat(2)
+            start, end, call = (
+                np.column_stack(two).ravel() for two in ((start, until), (until, end), (latest, following))
+            )
             moved_to = np.where(call == NONE, empty.tid[row], host.tid[call])
-            moved = self._of_threads(empty.interval[row], moved_to, start, end)
+            lasts = np.flatnonzero(end > start)
+            moved = self._of_threads(empty.interval[row[lasts]], moved_to[lasts], start[lasts], end[lasts])
             is_lost = (moved.call == NONE) & ~self.in_phase[moved.range]
             moved.tid[is_lost] = tid[moved.interval[is_lost]]
             moved.range[is_lost] = self.ranges.nesting.innermost(moved.tid[is_lost], moved.start[is_lost])
@@ -411,11 +428,11 @@ class HostActivity:
     def _of_threads(self, interval: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
         """Cut intervals where the activity of their threads changes."""
         opens = self._at(tid, start)
-        row, starts, ends = _cut(self._moments, opens, self._at(tid, end))
-        shift, tid = (start - opens)[row], tid[row]
-        starts, ends = starts + shift, ends + shift
-        call, range_ = (nesting.innermost(tid, starts) for nesting in (self.calls, self.ranges.nesting))
-        return Pieces(interval[row], tid, starts, ends, call, range_)
+        row, starts, ends, state = _cut(self._moments, opens, self._at(tid, end))
+        shift = (start - opens)[row]
+        starts += shift
+        ends += shift
+        return Pieces(interval[row], tid[row], starts, ends, self._call_at[state], self._range_at[state])
 
     def _own_causes(self, rows: Int64Array) -> npt.NDArray[np.int8]:
         """The cause of each call and operator by itself, without inheritance."""
@@ -501,24 +518,18 @@ def _cause_of(name: str, patterns: Mapping[str, str]) -> int:
     return next((CODE[cause] for cause, pattern in patterns.items() if re.search(pattern, name, re.I)), NONE)
 
 
-def _sorted_moments(times: Sequence[Int64Array]) -> Int64Array:
-    """The distinct times, ascending."""
-    in_order = np.concatenate(times)
-    in_order.sort()
-    distinct: Int64Array = in_order[np.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]]
-    return distinct
-
-
-def _cut(cuts: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Cut intervals at sorted moments inside them: the interval, start and end of each part."""
+def _cut(cuts: Int64Array, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """Cut intervals at sorted moments inside them: the interval, start and end of each part, and the last moment until
+    its start, or `NONE`.
+    """
     low = np.searchsorted(cuts, start, side="right")
     counts = np.maximum(np.searchsorted(cuts, end, side="left") - low, 0) + 1
     row = np.repeat(np.arange(len(start)), counts)
     last = np.cumsum(counts) - 1
     first = last - counts + 1
-    of_part = np.arange(len(row)) - 1 + (low - first)[row]
+    of_part = np.arange(-1, len(row) - 1) + (low - first)[row]
     starts = cuts.take(of_part, mode="clip") if len(cuts) else start[row]
     starts[first] = start
     ends = np.append(starts[1:], 0)[: len(row)]
     ends[last] = end
-    return row, starts, ends
+    return row, starts, ends, of_part
