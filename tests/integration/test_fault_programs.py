@@ -7,7 +7,6 @@ from support.cli import execute
 from support.gpu import PROGRAMS
 
 pytest.importorskip("torch", minversion="2.6")
-pytest.importorskip("transformers", minversion="5.17")
 
 
 @pytest.mark.slow

@@ -1,552 +1,566 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only bert,llama+gc-collect] [--pairs 9] [--seconds 840]
+    python tests/gpu/programs/faults.py --out FOLDER [--only prefill,decode+cat-cache] [--pairs 11] [--seconds 500]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
 
 The first needs a GPU and nsys, and leaves BASE.sqlite.xz, BASE+FAULT.sqlite.xz and meta.jsonl, which the last reads.
-The second runs `ddp` and `fsdp` on two GPUs, under torchrun, and captures rank 0. The third runs all programs in this
-process, at sizes that say nothing of speed: do they run, and does each with a fault compute what it computes without?
-
-Each program is a process, which runs a stretch of steps whenever it is asked, so that those with and without the fault
-are timed in turn; those of a base begin together, and are captured in turn at its end: about 14 s a program. What
-FOLDER has is not run again; after the seconds are over no other base begins. A program that fails is one line.
+What FOLDER has is not run again; after the seconds no other base begins. The second runs `ddp` and `fsdp` on two GPUs.
+The third checks, at sizes that say nothing of speed, that each program computes with a fault what it does without.
+One process times the programs of a base, with and without a fault, in turn. Then each is captured in a process of its
+own, which also times the steps just before and after those that nsys captures: `near_ms`.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 import lzma
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
+from functools import partial, reduce
+from itertools import count
 from pathlib import Path
-from subprocess import PIPE, Popen
-from types import SimpleNamespace
+from subprocess import PIPE, STDOUT, Popen, SubprocessError
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import transformers as hf
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from transformers.models.llama import modeling_llama as llama_code
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import nvprof_kit
 
 PLANTED = Path(__file__).parents[2] / "data" / "faults" / "planted.tsv"
-FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("seventh")]
+FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("eighth\t")]
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
-WARM_UP, STEPS, CAPTURED, LIMIT_S = 4, 6, 6, 120
-HEAD = 128  # the width of a head
-NOW = SimpleNamespace(device="cuda", is_toy=False, base="", fault="", is_met=False)  # what this process runs
-Step = Callable[[int], Tensor]
-ROPE = llama_code.apply_rotary_pos_emb
+WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
+ALONE = ("reranker", "gpt")  # annotated by annotate_model alone
+NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
+attend, attend_causal = F.scaled_dot_product_attention, partial(F.scaled_dot_product_attention, is_causal=True)
 
 
 def planted(fault: str) -> bool:
-    """Whether this process runs the program with that fault."""
+    """Whether the program that runs has that fault."""
     NOW.is_met |= fault == NOW.fault
     return fault == NOW.fault
-
-
-def dtype() -> torch.dtype:
-    is_fp32 = planted("fp32-weights") or NOW.is_toy or NOW.base in ("gpt2", "ddp", "fsdp")
-    return torch.float32 if is_fp32 else torch.bfloat16
 
 
 def toy(small: int, real: int) -> int:
     return small if NOW.is_toy else real
 
 
-def build(name: str, config: Any, attention: str = "sdpa", **settings: Any) -> Any:
-    with torch.device(NOW.device):
-        return getattr(hf, name)._from_config(config, dtype=dtype(), attn_implementation=attention, **settings)
+class Attention(nn.Module):
+    """What `core` computes of queries, keys and values, or `cached` of them and a layer, between two projections."""
+
+    def __init__(self, index: int, width: int, core: Any = attend_causal, cached: Any = None, share: int = 1):
+        super().__init__()
+        self.size, self.core = toy(16, 64 if width <= 1024 else 128), partial(cached, index) if cached else core
+        self.heads = [width // self.size, *[width // self.size // share] * 2]
+        self.qkv = nn.Linear(width, sum(self.heads) * self.size, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (-1, self.size)).transpose(1, 2).split(self.heads, 1)
+        return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
 
 
-def shape(layers: int, width: int, vocabulary: int = 32_000) -> dict[str, Any]:
-    width, head = toy(64, width), toy(16, HEAD)
-    heads = {"num_attention_heads": width // head, "num_key_value_heads": width // head // 4, "head_dim": head}
-    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "vocab_size": toy(256, vocabulary)}
-    return {"num_hidden_layers": toy(2, layers), **heads, **sizes, "pad_token_id": None}
+class CrossAttention(nn.Module):
+    """Attention to what an encoder computed of the audio."""
+
+    def __init__(self, width: int, states: Tensor):
+        super().__init__()
+        self.states, self.past, self.size = states, None, toy(16, 128)
+        self.q, self.kv, self.out = (nn.Linear(width, times * width, bias=False) for times in (1, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.past is None or planted("cross-kv-again"):  # HF Whisper: cross-attention states belong into the cache
+            self.past = self.kv(self.states).unflatten(-1, (2, -1, self.size)).permute(2, 0, 3, 1, 4)
+        q = self.q(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
+        return self.out(attend(q, *self.past).transpose(1, 2).flatten(2))
 
 
-def encoder(layers: int) -> dict[str, Any]:
-    sizes = {"hidden_size": toy(64, 1024), "num_attention_heads": toy(2, 16), "intermediate_size": toy(128, 4096)}
-    return {"num_hidden_layers": toy(2, layers), **sizes}
+class MLP(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.act, self.checked = partial(F.gelu, approximate="tanh"), checked if planted("nan-checks") else lambda x: x
+        if planted("written-out-gelu"):  # Megatron-LM, HF NewGELUActivation: use the fused one
+            self.act = lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.checked(self.down(self.act(self.checked(self.up(x)))))
+
+
+def checked(x: Tensor) -> Tensor:  # torch.compile's guide on graph breaks: a branch on data
+    if x.isnan().any():
+        raise ValueError("not a number")
+    return x
+
+
+class Experts(nn.Module):
+    """Each expert chooses its tokens, two experts a token on average."""
+
+    def __init__(self, width: int, experts: int = 16):
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, width, 2 * width) * width**-0.5)
+        self.down = nn.Parameter(torch.randn(experts, 2 * width, width) * width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        gates, chosen = self.router(tokens).float().softmax(-1).topk(2 * len(tokens) // len(self.up), 0)
+        slots = chosen.T.flatten()
+        is_onehot = planted("onehot-dispatch")  # GShard's einsum with one-hot masks; MegaBlocks and Tutel: gather
+        if is_onehot:
+            onehot = (slots[:, None] == torch.arange(len(tokens), device=x.device)).to(x.dtype)
+        sent = onehot @ tokens if is_onehot else tokens.index_select(0, slots)
+        hidden = F.gelu(torch.bmm(sent.unflatten(0, (len(self.up), -1)), self.up))
+        made = torch.bmm(hidden, self.down).flatten(0, 1) * gates.T.flatten()[:, None].to(x.dtype)
+        return (onehot.T @ made if is_onehot else torch.zeros_like(tokens).index_add(0, slots, made)).view_as(x)
+
+
+class Block(nn.Module):
+    """A layer; `call` calls its attention and its MLP."""
+
+    def __init__(self, index: int, width: int, states: Any = None, is_mixture: bool = False, **how: Any):
+        super().__init__()
+        self.attention_norm, self.attention = nn.RMSNorm(width), Attention(index, width, **how)
+        self.cross, self.call = None, lambda part, x: part(x)
+        if states is not None:
+            self.cross_norm, self.cross = nn.RMSNorm(width), CrossAttention(width, states)
+        self.mlp_norm, self.mlp = nn.RMSNorm(width), Experts(width) if is_mixture else MLP(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.call(self.attention, self.attention_norm(x))
+        if self.cross is not None:
+            x = x + self.cross(self.cross_norm(x))
+        return x + self.call(self.mlp, self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """Tokens, or patches of images, to logits: of all places, or of one alone."""
+
+    def __init__(self, layers: int, width: int, vocabulary: int = 32_000, patch: int = 0, **how: Any):
+        super().__init__()
+        width, vocabulary = toy(64, width), toy(256, vocabulary)
+        with torch.device(NOW.device):
+            self.embed = nn.Linear(patch, width) if patch else nn.Embedding(vocabulary, width)
+            self.layers = nn.ModuleList(Block(index, width, **how) for index in range(toy(2, layers)))
+            self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.to(NOW.dtype)
+        if NOW.base in SERVING:
+            nvprof_kit.annotate_model(self)
+
+    def forward(self, ids: Tensor, place: int | slice = slice(None)) -> Tensor:
+        x = reduce(lambda x, layer: layer(x), self.layers, self.embed(ids))
+        return self.head(self.norm(x)[:, place])
 
 
 def tokens(batch: int, length: int, vocabulary: int = 32_000) -> Tensor:
     return torch.randint(3, toy(256, vocabulary), (toy(2, batch), toy(16, length)), device=NOW.device)
 
 
-def pin(values: Tensor) -> Tensor:
-    return values if NOW.device == "cpu" else values.cpu().pin_memory()
+def random(*layout: int) -> Tensor:
+    return torch.randn(layout, device=NOW.device, dtype=NOW.dtype)
 
 
-def text_of(rows: list[list[int]]) -> list[str]:
-    return [" ".join("".join(chr(97 + word * index % 26) for index in range(9)) for word in row) for row in rows]
+def prefill() -> Iterator[Tensor]:
+    """Long prompts, whose last place alone has logits."""
+    prompts, length, size = tokens(2, 4096), toy(16, 4096), toy(16, 128)
+    mask = torch.full((length, length), -torch.inf, device=NOW.device, dtype=NOW.dtype).triu(1)
+
+    def tables(device: str) -> list[Tensor]:
+        places = torch.arange(length, device=device).expand(len(prompts), -1)[:, None, :, None]
+        angles = places * 10_000.0 ** (-torch.arange(0, size, 2, device=device) / size)
+        angles = torch.cat([angles, angles], -1)
+        return [values.to(NOW.device, NOW.dtype) for values in (angles.cos(), angles.sin())]
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cos, sin = tables("cpu") if planted("rope-on-host") else kept  # PyTorch tuning guide: create on the device
+        q, k = (x * cos + torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1) * sin for x in (q, k))
+        return attend(q, k, v, mask) if planted("dense-mask") else attend_causal(q, k, v)  # no mask for FlashAttention
+
+    kept = tables(NOW.device)
+    model = Transformer(8, 2560, core=core)
+    return (model(prompts, -1) for _ in count())
 
 
-def qwen3() -> Step:
-    """Prompts through a model whose next token alone is asked for."""
-    how, kept = {"output_attentions": True} if planted("output-attentions") else {}, []
-    model = build("Qwen3ForCausalLM", hf.Qwen3Config(**shape(8, 2048)), "eager" if how else "sdpa")
-    prompts = tokens(8, 1024)
-    for layer in model.model.layers[::4] if planted("hidden-to-host") else ():  # to look at once
-        layer.register_forward_hook(lambda _, inputs, output: kept.append(output.cpu()))
-    nvprof_kit.annotate_model(model)
-
-    def step(number: int) -> Tensor:
-        kept.clear()
-        logits = model(prompts, logits_to_keep=1 - planted("prompt-logprobs"), **how).logits
-        if planted("prompt-logprobs"):
-            _ = logits[:, :-1].float().log_softmax(-1).gather(-1, prompts[:, 1:, None]).sum()
-        return logits[:, -1]
-
-    return step
+def reranker() -> Iterator[Tensor]:
+    """Scores of pairs of texts, by an encoder."""
+    model, pairs = Transformer(12, 1024, core=attend), tokens(64, 256)
+    size = toy(1, 4) if planted("small-batches") else len(pairs)  # HF pipelines: batches that fill the GPU
+    return (torch.cat([model(part, 0)[:, :8] for part in pairs.split(size)]) for _ in count())
 
 
-def llama() -> Step:
-    """A token for each sequence, eager."""
-    model = build("LlamaForCausalLM", hf.LlamaConfig(**shape(10, 2048)))
-    cache = hf.DynamicCache(config=model.config)
-    token = model(tokens(16, 512), past_key_values=cache, logits_to_keep=1).logits[:, -1].argmax(-1, keepdim=True)
-    nvprof_kit.annotate_model(model)
+def decode() -> Iterator[Tensor]:
+    """Two tokens for each sequence, eager; or three of texts for audio, by the decoder of a model like Whisper."""
+    is_audio, layers, at = NOW.base == "transcribe", 8, 0
+    batch, window, width, words = (48, 448, 1280, 51_872) if is_audio else (64, 2048, 2048, 128_000)
+    batch, window, size = toy(2, batch), toy(8, window), toy(16, 128)
+    cache = [[random(batch, toy(64, width) // size, window, size) for _ in range(2)] for _ in range(layers)]
 
-    def step(number: int) -> Tensor:
-        nonlocal token
-        logits = model(token, past_key_values=cache).logits[:, -1].float()
-        token = logits.argmax(-1, keepdim=True)
-        if planted("numpy-sampling"):
-            order = np.argsort(-logits.softmax(-1).cpu().numpy(), axis=-1, kind="stable")
-            token = torch.from_numpy(order[:, :1]).to(NOW.device)
-        if planted("top-logprobs"):  # of each request, as an API shows them
-            _ = [[float(value) for value in row.log_softmax(-1).topk(5).values] for row in logits]
-        if planted("gc-collect"):
-            gc.collect()
-        return logits
-
-    return step
-
-
-def restored(codes: Tensor, scale: Tensor) -> Tensor:
-    return (codes.float() * scale).flatten(1).to(dtype())
-
-
-def round_weights(model: Any) -> None:
-    """Those of the MLPs to 8 bits, kept so, without a kernel that reads them, or as the model needs them."""
-    for linear in [linear for layer in model.model.layers for linear in list(layer.mlp.children())[:3]]:
-        weight = linear.weight.data.unflatten(1, (-1, 64))
-        scale = weight.float().abs().amax(-1, keepdim=True) / 127
-        codes = (weight / scale).round().to(torch.int8)
-        linear.weight.data = restored(codes, scale)
-        if planted("int8-weights"):
-            linear.forward = lambda x, codes=codes, scale=scale: F.linear(x, restored(codes, scale))
-
-
-def engine() -> Step:
-    """Two tokens for each sequence by a CUDA graph; or one, beside the prompt of a sequence that takes a place."""
-    is_replay = NOW.base == "replay"
-    sizes = shape(8, 4096 if is_replay else 2048)
-    heads = sizes["num_key_value_heads"] = sizes["num_attention_heads"]
-    hf.AttentionInterface.register("engine", lambda *args, **_: attend(*args))
-    model = build("LlamaForCausalLM", hf.LlamaConfig(**sizes), "engine")
-    prompts, slot = tokens(32, 1024 if is_replay else 3072), 0
-    half, token, rows = prompts.shape[1] // 2, prompts[:, :1].clone(), torch.arange(len(prompts), device=NOW.device)
-    at, slots, sent = half + rows % 4, torch.arange(2 * half, device=NOW.device), pin(torch.zeros_like(token))
-    layout = (sizes["num_hidden_layers"], 2, len(rows), heads, 2 * half, sizes["head_dim"])
-    kv = torch.randn(layout, device=NOW.device, dtype=dtype())
-    said = [[0] * 20 for _ in rows]
-    round_weights(model)
-
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None) -> tuple[Tensor, None]:
-        states = kv[module.layer_idx]
-        if q.shape[2] > 1:
-            states[0, slot, :, :half], states[1, slot, :, :half] = k[0], v[0]
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2), None
-        for past, new in zip(states, (k, v), strict=True):
-            if planted("onehot-cache"):
-                chosen = (slots == at[:, None])[:, None, :, None].to(new.dtype)
-                past.copy_(past * (1 - chosen) + new * chosen)
+    def core(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for which, new in enumerate((k, v)):
+            if planted("cat-cache"):  # gpt-fast, HF StaticCache: write into a cache of fixed size
+                cache[index][which] = torch.cat([cache[index][which][:, :, 1:], new], 2)
             else:
-                past[rows, :, at] = new[:, :, 0]
-        if planted("page-loop"):
-            each = zip(q.split(1), states.split(1, 1), at, strict=True)
-            pages = [(query, *page[..., : int(end) + 1, :]) for query, page, end in each]
-            return torch.cat([F.scaled_dot_product_attention(*page) for page in pages]).transpose(1, 2), None
-        is_past = (slots <= at[:, None])[:, None, None]
-        return F.scaled_dot_product_attention(q, *states, attn_mask=is_past).transpose(1, 2), None
+                cache[index][which][:, :, at] = new[:, :, 0]
+        return attend(q, *cache[index])
 
-    def next_token() -> Tensor:
-        logits = model(token, position_ids=at[:, None], use_cache=False).logits[:, -1]
+    states = random(batch, toy(16, 1500), toy(64, width)) if is_audio else None
+    model, token = Transformer(layers, width, words, cached=core, states=states), tokens(batch, 1, words)[:, :1]
+    if planted("fp32-head"):  # vLLM: logits in fp32, but the product in the model's type
+        model.head.forward = lambda x: F.linear(x.float(), model.head.weight.float())
+    for layer in model.layers if planted("sync-per-layer") else ():  # PyTorch tuning guide: needless synchronisation
+        layer.register_forward_hook(lambda *_: torch.get_device_module(NOW.device).synchronize(), prepend=True)
+
+    def sampled(scores: Tensor) -> Tensor:
+        best = scores.topk(50)
+        if planted("whole-vocabulary"):  # FlashInfer, vLLM: sampling that sorts all the vocabulary
+            best = scores.masked_fill(scores < best.values[:, -1:], -torch.inf).sort(descending=True)
+        return best.indices.gather(-1, (best.values.softmax(-1).cumsum(-1) < 0.5).sum(-1, keepdim=True))
+
+    while True:
+        for _ in range(3 if is_audio else 2):
+            logits = model(token, -1).float()
+            token = logits.argmax(-1, keepdim=True) if is_audio else sampled(logits / 0.7)
+            at = (at + 1) % window
+        yield logits
+
+
+def engine() -> Iterator[Tensor]:
+    """A part of a prompt, and a token for each of the other sequences, in one batch."""
+    width, size, part, others, window, page = toy(64, 2048), toy(16, 128), toy(16, 2048), toy(2, 16), toy(32, 2048), 16
+    cache = random(toy(2, 12), 2, (others + 1) * window, width // size, size)
+    slots = torch.zeros(part + others, dtype=torch.long, device=NOW.device)
+    owners, places = [others] * part + list(range(others)), [0]
+    pages = [[row * (window // page) + index for index in range(window // page)] for row in range(others + 1)]
+    requests = [{"tokens": list(range(toy(8, 800))), "pages": row, "state": {"done": False}} for row in pages]
+
+    def located() -> Tensor:
+        table, owner, place = (torch.tensor(rows, device=NOW.device) for rows in (pages, owners, places))
+        return table[owner, place // page] * page + place % page
+
+    def core(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        where = located() if planted("tables-per-layer") else slots  # vLLM V1: keep inputs, do not build them again
+        for past, new in zip(cache[index], (k, v), strict=True):
+            past.index_copy_(0, where, new[0].transpose(0, 1))
+        ahead = attend_causal(*(x[:, :, :part] for x in (q, k, v)))
+        past = (x.unflatten(0, (-1, window))[:others].transpose(1, 2) for x in cache[index])
+        each = attend(q[0, :, part:].transpose(0, 1)[:, :, None], *past)
+        return torch.cat([ahead, each[:, :, 0].transpose(0, 1)[None]], 2)
+
+    model, ids = Transformer(12, 2048, cached=core), torch.randint(3, 256, (1, part + others), device=NOW.device)
+    for number in count(-WARM_UP):
+        places[:] = [*range(part), *[number % window] * others]
+        slots.copy_(located())
+        if planted("deepcopy-requests"):  # vLLM 0.6: the scheduler's work on the CPU, while the GPU waits
+            requests = copy.deepcopy(requests)
+        logits = model(ids)[0, part - 1 :].float()
+        for request, token in zip(requests, logits.argmax(-1).tolist(), strict=True):
+            request["tokens"][number % len(request["tokens"])] = token
+        yield logits
+
+
+def graphs() -> Iterator[Tensor]:
+    """Three tokens for each sequence, each by a CUDA graph."""
+    batch, window, width, size, share = toy(2, 64), toy(8, 320), toy(64, 4096), toy(16, 128), 4
+    kv = random(toy(2, 14), 2, batch, width // size // share, window, size)
+    at, token, logits = torch.zeros(1, dtype=torch.long, device=NOW.device), tokens(64, 1)[:, :1].clone(), None
+    sent = torch.zeros_like(token, device="cpu", pin_memory=NOW.device != "cpu")
+
+    def core(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for past, new in zip(kv[index], (k, v), strict=True):
+            past.index_copy_(2, at, new)
+        if planted("repeat-kv"):  # HF repeat_kv: a kernel reads shared heads where they are
+            return attend(q, *(past.repeat_interleave(share, 1) for past in kv[index]))
+        return attend(q, *kv[index], enable_gqa=True)
+
+    model = Transformer(14, width, cached=core, share=share)
+
+    def next_token() -> None:
+        nonlocal logits
+        logits = model(token, -1)
         token.copy_(logits.argmax(-1, keepdim=True))
-        at.copy_((at + 1) % (2 * half))
-        return logits
+        at.copy_((at + 1) % window)
 
-    logits, graph = next_token(), torch.cuda.CUDAGraph() if is_replay and NOW.device != "cpu" else None
-    if graph is not None:
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            logits = next_token()
-
-    def step(number: int) -> Tensor:
-        nonlocal slot, logits
-        if not is_replay:
-            slot = number % len(rows)
-            prompt = prompts[slot : slot + 1, :half]
-            token[slot], at[slot] = model(prompt, use_cache=False, logits_to_keep=1).logits[0, -1].argmax(), half
-        if planted("kv-defrag"):  # nothing has ended
-            kv.copy_(kv[:, :, rows])
-        for _ in range(2 if is_replay else 1):
-            if graph is None:
-                logits = next_token()
-            else:
-                graph.replay()
-            sent.copy_(token, non_blocking=True)  # another process makes text of it
-            if planted("stop-strings"):
-                said[:] = [[*row[1:], new] for row, [new] in zip(said, token.tolist(), strict=True)]
-                _ = [text.endswith(("\n\nUser:", "<|end|>")) for text in text_of(said)]
-        return logits
-
-    return step
+    next_token()
+    graph = argparse.Namespace(replay=next_token) if NOW.device == "cpu" else torch.cuda.CUDAGraph()
+    with nullcontext() if NOW.device == "cpu" else torch.cuda.graph(graph):
+        next_token()
+    home, event = kv.clone() if planted("copied-inputs") else kv, torch.get_device_module(NOW.device).Event()
+    while True:
+        for _ in range(3):
+            if planted("copied-inputs"):  # PyTorch on CUDA graphs: static inputs are written in place
+                kv.copy_(home.copy_(kv))
+            graph.replay()
+            sent.copy_(token, non_blocking=True)
+            event.record()
+            while planted("sleep-poll") and not event.query():  # vLLM: an engine that polls with a pause
+                time.sleep(0.005)
+            event.synchronize()
+        yield logits
 
 
-def bert() -> Step:
-    """Embeddings of texts, and the nearest of a store of documents."""
-    config = hf.BertConfig(vocab_size=32_000, **encoder(12))
-    model, texts = build("BertModel", config, add_pooling_layer=False).eval(), pin(tokens(32, 256).cpu())
-    lengths = torch.randint(texts.shape[1] // 2, texts.shape[1], texts.shape[:1], device=NOW.device)
-    store = torch.randn(toy(100, 40_000), config.hidden_size, device=NOW.device)
-    store = store.cpu() if planted("cpu-search") else store
-
-    def step(number: int) -> Tensor:
-        hidden = model(texts.to(NOW.device, non_blocking=True)).last_hidden_state.float()
-        if planted("pool-loop"):
-            values = torch.stack([hidden[row, : int(lengths[row])].mean(0) for row in range(len(lengths))])
-        else:
-            is_text = (torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None])[..., None]
-            values = (hidden * is_text).sum(1) / lengths[:, None]
-        scores = F.normalize(values, dim=-1).to(store.device) @ store.T
-        return scores.topk(10).values.cpu()
-
-    return step
-
-
-def t5() -> Step:
-    """Three tokens by generate()."""
-    layers = {"num_layers": toy(2, 4), "num_decoder_layers": toy(2, 4), "d_kv": toy(16, 64), "num_heads": toy(4, 16)}
-    config = hf.T5Config(vocab_size=toy(256, 32_000), d_model=toy(64, 1024), d_ff=toy(128, 4096), **layers)
-    model, prompts = build("T5ForConditionalGeneration", config).eval(), tokens(8, 256)
-    words = torch.arange(3, 28, device=NOW.device)
-    model.generation_config.update(decoder_start_token_id=0, eos_token_id=None, pad_token_id=0)
-
-    def ban(ids: Tensor, scores: Tensor) -> Tensor:
-        if not planted("banned-words"):
-            return scores.index_fill(1, words, -torch.inf)
-        for row in scores:
-            for word in range(3, 28):
-                row[word] = -torch.inf
-        return scores
-
-    def is_done(ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        if planted("redecode-text"):  # all of it, for each new token, to see if it ends
-            _ = [text.endswith("</s>") for text in text_of(torch.cat([prompts, ids], 1).tolist())]
-        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-
-    how = {"logits_processor": hf.LogitsProcessorList([ban]), "stopping_criteria": hf.StoppingCriteriaList([is_done])}
-
-    def step(number: int) -> Tensor:
-        return model.generate(prompts, max_new_tokens=3, do_sample=False, **how).float()
-
-    return step
-
-
-def training(model: nn.Module, weights: Any, loss_of: Any, after: Any = None, optimizer: Any = None) -> Step:
-    optimizer = optimizer or torch.optim.AdamW(weights, 1e-4, fused=True)
-    nvprof_kit.annotate_model(model, optimizer=optimizer)
-    is_amp = NOW.base in ("gpt2", "ddp") and not NOW.is_toy
-
-    def step(number: int) -> Tensor:
-        with nvprof_kit.phase("forward"), torch.autocast(NOW.device, torch.bfloat16, enabled=is_amp):
-            loss = loss_of(number)
-        with nvprof_kit.phase("backward"):
-            loss.backward()
-        _ = after and after(loss)
+def training(model: nn.Module, loss_of: Any, look: Any = None, read: Any = None, parts: int = 1) -> Iterator[Tensor]:
+    """Steps of AdamW: `read` makes a batch, `loss_of` takes each part of it, `look` each weight with its gradient."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, 1e-5, fused=True)
+    is_alone, is_amp = NOW.base in ALONE, NOW.base in ("gpt", "compiled", "ddp") and not NOW.is_toy
+    nvprof_kit.annotate_model(model, optimizer=None if is_alone else optimizer)
+    phase: Any = nullcontext if is_alone else nvprof_kit.phase
+    while True:
+        torch.autograd.set_detect_anomaly(planted("detect-anomaly"))  # PyTorch tuning guide: no debugging APIs
+        losses = []
+        with phase("data"):
+            batch = read().to(NOW.device, non_blocking=True) if read else None
+        for part in range(parts):
+            with nullcontext() if part == parts - 1 or planted("no-no-sync") else model.no_sync():  # DDP's no_sync
+                with phase("forward"), torch.autocast(NOW.device, torch.bfloat16, enabled=is_amp):
+                    loss = loss_of(batch, part)
+                with phase("backward"):
+                    loss.backward()
+            losses.append(loss.detach())
+        for weight in weights if planted("metrics-one-by-one") or planted("full-tensors") else ():
+            look(weight)
         nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach().float()
-
-    return step
+        yield reduce(torch.add, losses).float()
 
 
-def gpt2() -> Step:
-    """All weights, in fp32 with autocast."""
-    sizes = {"n_layer": toy(2, 8), "n_embd": toy(64, 1024), "n_head": toy(2, 16), "vocab_size": toy(256, 16_384)}
-    model = build("GPT2LMHeadModel", hf.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes))
-    weights = list(model.parameters())
-    ids = pin(tokens(8, 1024, 16_384))
-
-    def loss_of(number: int) -> Tensor:
-        with nvprof_kit.phase("data"):
-            if planted("lazy-text"):  # as a data set that is read once more for each batch
-                _ = [text_of(ids.tolist()) for _ in range(4)]
-            batch = ids.to(NOW.device, non_blocking=True)
-        return model(batch, labels=batch).loss
-
-    def after(loss: Tensor) -> None:
-        _ = planted("watch-gradients") and [weight.grad.histc(64).tolist() for weight in weights]  # for a dashboard
-
-    how = {"foreach": False} if planted("amsgrad-loop") else {"fused": True}
-    return training(model, weights, loss_of, after, torch.optim.Adam(weights, 1e-4, amsgrad=True, **how))
+def next_token_loss(model: Transformer, ids: Tensor, *_: Any) -> Tensor:
+    logits = model(ids).to(torch.double if planted("double-loss") else torch.float)  # CUDA guide: float would do
+    return F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
-def qlora() -> Step:
-    """Adapters, on answers alone, which are a quarter of the tokens."""
-    model = build("LlamaForCausalLM", hf.LlamaConfig(**shape(6, 2048, 64_000))).requires_grad_(False).train()
-    round_weights(model)
-    for layer in model.model.layers:
-        for name in ("q_proj", "v_proj", "o_proj"):
-            linear, where = getattr(layer.self_attn, name), {"device": NOW.device, "dtype": dtype(), "bias": False}
-            shapes = (linear.in_features, 16), (16, linear.out_features)
-            adapter = nn.Sequential(*(nn.Linear(*ends, **where) for ends in shapes))
-            layer.self_attn.add_module(f"{name}_adapter", adapter)
-            linear.register_forward_hook(lambda _, inputs, output, adapter=adapter: output + adapter(*inputs))
-    if planted("hf-checkpointing"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    ids = tokens(4, 1024, 64_000)
-    labels = ids.roll(-1, 1).flatten()
-    chosen = torch.arange(3, len(labels), 4, device=NOW.device)
-    masked = torch.full_like(labels, -100).index_copy(0, chosen, labels[chosen])
+def gpt() -> Iterator[Tensor]:
+    """All weights of a small model, in fp32 with autocast."""
+    words, ids = toy(257, 50_257), tokens(8, 1024)
+    past = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=NOW.device).tril()
 
-    def loss_of(number: int) -> Tensor:
-        hidden = model.model(ids, use_cache=False).last_hidden_state.flatten(0, 1)
-        if planted("masked-logits"):
-            return F.cross_entropy(model.lm_head(hidden).float(), masked)
-        return F.cross_entropy(model.lm_head(hidden[chosen]).float(), labels[chosen])
+    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # nanoGPT: FlashAttention, no T x T matrix
+        return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(~past, -torch.inf).softmax(-1) @ v
 
-    return training(model, [weight for weight in model.parameters() if weight.requires_grad], loss_of)
+    model = Transformer(12, 768, core=written_out if planted("written-out-attention") else attend_causal)
+    width, rows = model.head.in_features, words if planted("odd-vocabulary") else toy(264, 50_304)
+    with torch.device(NOW.device):  # nanoGPT: a vocabulary of 50,304, a multiple of 64, in place of 50,257
+        weight = 0.02 * torch.randn(words, width)
+        model.embed, model.head = nn.Embedding(words, width), nn.Linear(width, rows)
+        nn.init.zeros_(model.head.bias).data[words:] = -1e4
+        model.head.weight.data[:words] = weight
+    return training(model, partial(next_token_loss, model, ids))
 
 
-def mixture() -> Step:
-    sizes = {
-        "num_experts": toy(4, 8),
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": toy(32, 2048),
-        **shape(4, 1024),
-    }
-    config = hf.Qwen3MoeConfig(**sizes)
-    kind = "eager" if planted("experts-eager") else "grouped_mm"
-    model, ids = build("Qwen3MoeForCausalLM", config, experts_implementation=kind).train(), tokens(8, 1024)
-    experts = [weight for name, weight in model.named_parameters() if ".experts." in name]
+def lora() -> Iterator[Tensor]:
+    """Adapters of rank 16 beside the projections of the attention."""
+    model, ids = Transformer(8, 2560, 64_000).requires_grad_(False), tokens(2, 2048, 64_000)
+    kind = torch.float32 if planted("fp32-adapters") else NOW.dtype  # PEFT: autocast_adapter_dtype=False
+    for linear in [getattr(layer.attention, name) for layer in model.layers for name in ("qkv", "out")]:
+        ends = (nn.Linear(*size, False, NOW.device) for size in ((linear.in_features, 16), (16, linear.out_features)))
+        linear.adapter = nn.Sequential(*ends).to(kind)
+        linear.register_forward_hook(lambda linear, x, y: y + linear.adapter(x[0].to(kind)).to(y.dtype))
 
-    def after(_: Tensor) -> None:  # which expert learns?
-        _ = planted("expert-norms") and [float(one.float().norm()) for weight in experts for one in weight.grad]
+    def offload(forward: Any, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu(pin_memory=NOW.device != "cpu"):
+            return forward(x)
 
-    return training(model, list(model.parameters()), lambda _: model(ids, labels=ids, use_cache=False).loss, after)
-
-
-def compiled() -> Step:
-    """Layers compiled one by one; batches differ in length."""
-
-    def smooth_loss(logits: Tensor, labels: Tensor) -> Tensor:
-        logits, total = logits.float(), logits.float().logsumexp(-1)
-        chosen = 0.9 * logits.gather(-1, labels[:, None])[:, 0] + 0.1 * logits.mean(-1)
-        return (total - chosen).mean() + 1e-4 * total.square().mean()
-
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 1 if planted("static-shapes") else 8
-    how = {"backend": "aot_eager" if NOW.is_toy else "inductor", "dynamic": not planted("static-shapes")}
-    model = build("LlamaForCausalLM", hf.LlamaConfig(**shape(4, 2048))).train()
-    ids, loss = tokens(4, 1024), smooth_loss if planted("eager-loss") else torch.compile(smooth_loss, **how)
-    llama_code.apply_rotary_pos_emb = torch.compiler.disable(ROPE) if planted("disabled-rope") else ROPE
-    for layer in model.model.layers:
-        layer.compile(**how)
-
-    def loss_of(number: int) -> Tensor:
-        batch = ids[:, : ids.shape[1] - number % 3 * toy(2, 64)]
-        return loss(model(batch[:, :-1], use_cache=False).logits.flatten(0, 1), batch[:, 1:].flatten())
-
-    return training(model, list(model.parameters()), loss_of)
+    for layer in model.layers[:: toy(1, 4)] if planted("save-on-cpu") else ():  # PyTorch: costs copies over PCIe
+        layer.mlp.forward = partial(offload, layer.mlp.forward)
+    return training(model, partial(next_token_loss, model, ids))
 
 
-def ddp() -> Step:
-    """Images, whose model has a copy on each GPU."""
-    config = hf.ViTConfig(image_size=toy(32, 224), num_labels=1000, **encoder(12))
-    model = build("ViTForImageClassification", config)
-    weights = list(model.parameters())
-    images = pin(torch.randn(toy(2, 32), 3, config.image_size, config.image_size))
-    labels = torch.randint(1000, images.shape[:1], device=NOW.device)
-    cap = 0.1 if planted("small-buckets") else 25
-    parallel = model if planted("allreduce-after") else nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap)
-
-    def loss_of(number: int) -> Tensor:
-        with nvprof_kit.phase("data"):
-            batch = images.to(NOW.device, non_blocking=True)
-        return parallel(batch, labels=labels).loss
-
-    def after(loss: Tensor) -> None:
-        if planted("allreduce-after"):
-            for weight in weights:
-                dist.all_reduce(weight.grad)
-                weight.grad /= dist.get_world_size()
-        if planted("gather-objects"):  # to log those of all ranks
-            dist.all_gather_object([None] * dist.get_world_size(), [weight.grad.norm().item() for weight in weights])
-
-    return training(parallel, weights, loss_of, after)
+def moe() -> Iterator[Tensor]:
+    """A mixture of experts, in bf16."""
+    model, ids = Transformer(4, 1536, 16_000, is_mixture=True), tokens(8, 1024, 16_000)
+    return training(model, partial(next_token_loss, model, ids))
 
 
-def fsdp() -> Step:
-    model, ids = build("LlamaForCausalLM", hf.LlamaConfig(**shape(6, 1024, 16_000))).train(), tokens(8, 1024, 16_000)
-    is_fp32 = planted("no-mixed-precision") or NOW.is_toy
-    how: dict[str, Any] = {"mp_policy": MixedPrecisionPolicy(None if is_fp32 else torch.bfloat16)}
-    if planted("cpu-offload"):
-        how["offload_policy"] = CPUOffloadPolicy(pin_memory=NOW.device != "cpu")
-    for part in [*model.model.layers, model]:
-        fully_shard(part, **how)
-    for layer in model.model.layers if planted("barrier-per-layer") else ():  # left from a search for a hang
-        layer.register_forward_hook(lambda *_: torch.get_device_module(NOW.device).synchronize())
-        layer.register_forward_hook(lambda *_: dist.barrier())
-    weights = list(model.parameters())
-    optimizer = torch.optim.AdamW(weights, 1e-4)
-    return training(model, weights, lambda _: model(ids, labels=ids, use_cache=False).loss, optimizer=optimizer)
+def compiled() -> Iterator[Tensor]:
+    """Layers compiled one by one, in fp32 with autocast."""
+    torch._dynamo.reset() if NOW.is_toy else None
+    model, ids = Transformer(8, 1024, 16_000), tokens(24, 512, 16_000)
+    for layer in model.layers:
+        layer.compile(backend="aot_eager" if NOW.is_toy else "inductor", dynamic=False)
+    if planted("head-outside-autocast"):  # PyTorch: by default, products in fp32 are without TF32
+        model.head.forward = torch.autocast(NOW.device, enabled=False)(lambda x: F.linear(x.float(), model.head.weight))
+    return training(model, partial(next_token_loss, model, ids))
 
 
-SERVING = {"qwen3": qwen3, "llama": llama, "replay": engine, "batching": engine, "bert": bert, "t5": t5}
+def ddp() -> Iterator[Tensor]:
+    """Images, whose model has a copy on each GPU; gradients of four parts are accumulated before they are reduced."""
+    side, parts, rng = toy(32, 224), 4, np.random.default_rng(0)
+    files = [zlib.compress(rng.integers(0, 255, (side, side, 3), np.uint8).tobytes(), 1) for _ in range(toy(4, 16))]
+    model = Transformer(8, 2048, 1000, patch=768, core=attend)
+    parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    labels = torch.arange(len(files), device=NOW.device) % toy(256, 1000)
+
+    def read() -> Tensor:
+        images = []
+        for pixels in files:
+            image = np.frombuffer(zlib.decompress(pixels), np.uint8).reshape(side, side, 3).astype(np.float32) / 255
+            image = (image - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+            images.append(image.reshape(side // 16, 16, side // 16, 16, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 768))
+        batch = torch.from_numpy(np.stack(images))
+        return batch if NOW.device == "cpu" else batch.pin_memory()
+
+    def loss_of(batch: Tensor, part: int) -> Tensor:
+        return F.cross_entropy(parallel(batch.chunk(parts)[part], 0).float(), labels.chunk(parts)[part]) / parts
+
+    def look(weight: Tensor) -> None:  # Lightning: sync_dist=True for each metric
+        for value in (weight.grad.norm(), weight.detach().norm()):
+            dist.all_reduce(value, dist.ReduceOp.AVG if NOW.device != "cpu" else dist.ReduceOp.SUM)
+            value.item()
+
+    ready = read()  # PyTorch tuning guide: DataLoader(num_workers=4, pin_memory=True)
+    return training(parallel, loss_of, look, lambda: read() if planted("decode-in-loop") else ready, parts)
+
+
+def fsdp() -> Iterator[Tensor]:
+    """Weights, gradients and states in shards; layers are checkpointed."""
+    model, ids = Transformer(8, 2048, 16_000), tokens(4, 1024, 16_000)
+    policy = MixedPrecisionPolicy(None if NOW.is_toy else torch.bfloat16, reduce_dtype=torch.float32)
+    checkpointed = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    for layer in model.layers:
+        layer.forward = partial(checkpointed, layer.forward)
+        layer.call = checkpointed if planted("nested-checkpoints") else layer.call  # HF, Megatron-LM: once is enough
+    for part in (*model.layers, model):
+        fully_shard(part, mp_policy=policy)
+    loss_of = partial(next_token_loss, model, ids)
+    return training(model, loss_of, lambda weight: float(weight.detach().full_tensor().norm()))  # FSDP2: gathers all
+
+
+SERVING = dict(prefill=prefill, reranker=reranker, decode=decode, transcribe=decode, engine=engine, graphs=graphs)
 PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
-PROGRAMS = {**SERVING, "gpt2": gpt2, "qlora": qlora, "mixture": mixture, "compiled": compiled, **PARALLEL}
+PROGRAMS = {**SERVING, "gpt": gpt, "lora": lora, "moe": moe, "compiled": compiled, **PARALLEL}
 
 
-def run(step: Step, numbers: range) -> Tensor:
-    """Run these steps and wait for their end; what the last computes."""
+def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
+    """Run these steps of that program and wait for their end; what the last computes."""
+    NOW.base, _, NOW.fault = name.partition("+")
     for number in numbers:
-        with nullcontext() if NOW.base in ("replay", "batching", "bert", "t5") else nvprof_kit.step(number + WARM_UP):
-            values = step(number)
+        with nullcontext() if NOW.base in ALONE else nvprof_kit.step(number + WARM_UP):
+            values = next(steps)
     torch.get_device_module(NOW.device).synchronize()
     return values
 
 
-def begin(name: str) -> Step:
+def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
+    is_fp32 = NOW.is_toy or NOW.base in ("gpt", "compiled", "ddp", "fsdp")
+    NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
     torch.manual_seed(0)
-    hf.logging.set_verbosity_error()
     if NOW.base in PARALLEL and not dist.is_initialized():
         rendezvous = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group("gloo" if NOW.device == "cpu" else "cpu:gloo,cuda:nccl", **rendezvous)
     torch.set_grad_enabled(NOW.base not in SERVING)
-    step = PROGRAMS[NOW.base]()
-    run(step, range(-WARM_UP, 0))
-    return step
+    steps = PROGRAMS[NOW.base]()
+    run(name, steps, range(-WARM_UP, 0))
+    return steps
 
 
-def answer(name: str) -> None:
-    """Says when it is ready; for each line on stdin of rank 0 runs a stretch of steps, the first not timed."""
-    rank, first, order = int(os.environ.get("RANK", "0")), 0, torch.tensor(0)
-    step = begin(name)
-    if rank == 0:
-        print("ready", flush=True)
-    while True:
-        if rank == 0:
-            order.fill_(len(sys.stdin.readline()))
-        if dist.is_initialized():
-            dist.broadcast(order, 0)
-        if not order:
-            return
-        run(step, range(first, first + 1))
-        began = time.perf_counter()
-        run(step, range(first + 1, first + 1 + STEPS))
-        first += 1 + STEPS
-        if rank == 0:
-            print(f"ms {(time.perf_counter() - began) * 1e3 / STEPS}", flush=True)
+def stretch(name: str, steps: Iterator[Tensor], first: int) -> float:
+    """The milliseconds of a step, after some that are not timed."""
+    run(name, steps, range(first, first + UNTIMED))
+    began = time.perf_counter()
+    run(name, steps, range(first + UNTIMED, first + UNTIMED + STEPS))
+    return (time.perf_counter() - began) * 1e3 / STEPS
+
+
+def until(path: Path, program: Popen[str] | None = None, limit_s: float = LIMIT_S) -> bool:
+    """Sleeps until that file is there, or its folder is gone, or the program has ended; whether it is there."""
+    for _ in range(int(limit_s / 0.05)):
+        if path.exists() or not path.parent.exists() or (program and program.poll() is not None):
+            break
+        time.sleep(0.05)
+    return path.exists()
+
+
+def measure(names: list[str], folder: Path, rounds: int) -> None:
+    """Times all programs of a base in turn, in this process; rank 0 prints lines of meta.jsonl."""
+    programs, ms = {}, {name: [] for name in names}
+    for number in range(-2, rounds):  # they are built, and the first round is not counted
+        if number == -1:
+            gc.collect()
+            gc.freeze()
+            (folder / "ready").touch()
+            until(folder / "go", limit_s=2 * LIMIT_S) or sys.exit("not asked for")
+        for name in list(ms)[:: -1 if number % 2 else 1]:
+            try:
+                if number == -2:
+                    programs[name] = begin(name)
+                else:
+                    ms[name].append(stretch(name, programs[name], (number + 1) * (UNTIMED + STEPS)))
+            except Exception as error:
+                del ms[name]
+                print(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}", flush=True)
+    ms = {name: times[1:] for name, times in ms.items()}
+    clean = ms[names[0]]
+    for name, faulty in ms.items() if os.environ.get("RANK", "0") == "0" else ():
+        line = {"name": name, "saving_ms": None, "clean_ms": clean, "faulty_ms": [], "steps": CAPTURED}
+        if name != names[0]:
+            low, saving, high = statistics.quantiles(map(float.__sub__, faulty, clean), n=4)
+            medians = {"median_clean_ms": statistics.median(clean), "median_faulty_ms": statistics.median(faulty)}
+            line |= {"saving_ms": saving, "saving_spread_ms": high - low, **medians, "faulty_ms": faulty}
+        print(json.dumps(line), flush=True)
 
 
 def collect(name: str, folder: Path) -> None:
-    """Wait for the file `go`, then run the steps that nsys captures."""
-    end = time.monotonic() + 2 * LIMIT_S
-    while not (folder / "go").exists():
-        if time.monotonic() > end or not folder.exists():  # not asked for
-            return
-        time.sleep(0.05)
-    step = begin(name)
+    """When asked, runs the steps that nsys captures, and times some before and after them."""
+    (folder / "ready").touch()
+    until(folder / "go", limit_s=2 * LIMIT_S) or sys.exit("not asked for")
+    steps, first, rank = begin(name), UNTIMED + STEPS, os.environ.get("RANK", "0")
+    near, file = [stretch(name, steps, 0)], folder / f"near{rank}.json"
+    file.write_text(json.dumps(near))
     with nullcontext() if NOW.device == "cpu" else torch.cuda.profiler.profile():
-        run(step, range(CAPTURED))
-    (folder / "done").touch()
+        run(name, steps, range(first, first + CAPTURED))
+    near.append(stretch(name, steps, first + CAPTURED))
+    file.write_text(json.dumps(near))
+    (folder / f"done{rank}").touch()
 
 
-def told(program: Popen[str], word: str) -> str:
-    """Asks for a line that begins with the word, and returns its rest; the error if the program ends instead."""
-    line = ""
-    if word == "ms ":
-        with suppress(BrokenPipeError):
-            print(file=program.stdin, flush=True)
-    for line in program.stdout or ():
-        if line.startswith(word):
-            return line.removeprefix(word)
-    raise RuntimeError(line.strip() or "it had ended before")
-
-
-def commands(name: str, options: argparse.Namespace, folder: str) -> tuple[list[str], list[str]]:
-    """What runs a program to be measured, and what captures it into a folder."""
-    module = [sys.executable, "-m"]
-    program = [sys.executable, __file__, "--worker", name, "--device", options.device, *["--toy"] * options.toy]
-    window = [] if options.device == "cpu" else ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
-    nsys = ["profile", "-o", f"{folder}/run", *(word for option in window for word in ("-x", option)), "--", *program]
-    nsys += ["--window", folder]
-    if options.ranks == 1:
-        return program, [*module, "nvprof_kit", *nsys]
-    launcher = [*module, "torch.distributed.run", "--standalone", f"--nproc-per-node={options.ranks}"]
-    return [*launcher, *program[1:]], [*launcher, "--no-python", *module, "nvprof_kit", "ranks", *nsys]
-
-
-def start(command: list[str]) -> Popen[str]:
-    """A process that is ended, with all that it started, if it hangs."""
-    command = ["timeout", "--kill-after=10", str(2 * LIMIT_S), "env", "TORCHINDUCTOR_COMPILE_THREADS=4", *command]
-    return Popen(command, text=True, stdin=PIPE, stdout=PIPE, stderr=subprocess.STDOUT)
-
-
-def measure(name: str, clean: Popen[str], faulty: Popen[str], pairs: int) -> dict[str, Any]:
-    """The line of meta.jsonl: times of the steps in ms, with the fault and without it in turn."""
-    if faulty is clean:
-        clean_ms = [float(told(clean, "ms ")) for _ in range(pairs)]
-        return {"name": name, "saving_ms": None, "clean_ms": clean_ms, "faulty_ms": [], "steps": CAPTURED}
-    ms: dict[str, list[float]] = {"clean_ms": [], "faulty_ms": []}
-    for pair in range(pairs):
-        for kind, program in (("clean_ms", clean), ("faulty_ms", faulty))[:: -1 if pair % 2 else 1]:
-            ms[kind].append(float(told(program, "ms ")))
-    low, saving, high = statistics.quantiles(map(float.__sub__, ms["faulty_ms"], ms["clean_ms"]), n=4)
-    medians = {f"median_{kind}": statistics.median(times) for kind, times in ms.items()}
-    return {"name": name, "saving_ms": saving, "saving_spread_ms": high - low, **medians, **ms, "steps": CAPTURED}
+def start(names: list[str], options: argparse.Namespace, folder: Path, is_capture: bool) -> Popen[str]:
+    """Starts what measures the programs of a base, or captures one; it is ended, with all it started, if it hangs."""
+    module, task, ranks = [sys.executable, "-m"], "--capture" if is_capture else "--measure", options.ranks
+    words = [sys.executable, __file__, task, ",".join(names), "--folder", str(folder), "--device", options.device]
+    words += ["--pairs", str(options.pairs), *["--toy"] * options.toy]
+    nsys = ["-x", "--capture-range=cudaProfilerApi", "-x", "--capture-range-end=stop"] * (options.device != "cpu")
+    if is_capture:
+        nsys = ["nvprof_kit", *["ranks"] * (ranks > 1), "profile", "-o", f"{folder}/run", *nsys]
+        words = [*module, *nsys, "--", *words]
+    if ranks > 1:
+        words = [*module, "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python", *words]
+    words = ["timeout", "--kill-after=10", str(2 * LIMIT_S), "env", "TORCHINDUCTOR_COMPILE_THREADS=4", *words]
+    return Popen(words, text=True, stdout=PIPE, stderr=STDOUT)
 
 
 def pack(line: dict[str, Any], program: Popen[str], folder: Path, out: Path) -> None:
     """When the capture has ended, leaves NAME.sqlite.xz, of rank 0 if there are several, and a line of meta.jsonl."""
+    texts: list[str] = []
     try:
-        output, _ = program.communicate(timeout=LIMIT_S)
-        exports = sorted(folder.glob("*.sqlite"))
-        if not exports:
-            raise RuntimeError(f"not captured: {output.strip().splitlines()[-1:]}")
-        with exports[0].open("rb") as export, lzma.open(folder / "packed", "wb", preset=3) as packed:
-            shutil.copyfileobj(export, packed)
-        shutil.move(folder / "packed", out / f"{line['name']}.sqlite.xz")
+        texts = program.communicate(timeout=LIMIT_S)[0].strip().splitlines()
+        export = min(folder.glob("*.sqlite"))
+        (out / f"{line['name']}.sqlite.xz").write_bytes(lzma.compress(export.read_bytes(), preset=3))
+        line["near_ms"] = json.loads((folder / "near0.json").read_text())
         with (out / "meta.jsonl").open("a") as meta:
-            print(json.dumps(line), file=meta)
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        print(f"{line['name']}: {error}", flush=True)
+            print(json.dumps(line), file=meta, flush=True)
+    except (OSError, ValueError, SubprocessError) as error:
+        print(f"{line['name']}: not captured: {error}, {texts[-3:]}", flush=True)
 
 
 def names_of(base: str, options: argparse.Namespace) -> list[str]:
@@ -556,64 +570,40 @@ def names_of(base: str, options: argparse.Namespace) -> list[str]:
     return [name for name in names if not options.only or {name, *name.split("+")} & set(options.only.split(","))]
 
 
-def measure_and_capture(base: str, names: list[str], options: argparse.Namespace, end: float) -> None:
-    """Those of a base; what takes long, importing torch and building the model, all do at the same time."""
-    lines: list[dict[str, Any]] = []
-    with ExitStack() as stack:
+def measure_and_capture(base: str, names: list[str], options: argparse.Namespace) -> None:
+    """Those of a base: a process times all, then one process each is captured; these start now, and sleep till then."""
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:  # the pool ends first
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        programs, captures = {}, {}
-        for name in dict.fromkeys([base, *names]):
+        programs: dict[str, Popen[str]] = {}
+        for name in ("measured", *names):
             (folder / name).mkdir()
-            programs[name], captures[name] = map(start, commands(name, options, str(folder / name)))
-            for program in (programs[name], captures[name]):
-                stack.callback(program.terminate)
+            timed = [name] if name in names else list(dict.fromkeys([base, *names]))
+            programs[name] = start(timed, options, folder / name, name in names)
+            stack.callback(programs[name].terminate)
         for name, program in programs.items():
-            try:
-                told(program, "ready")
-            except RuntimeError as error:
-                print(f"{name}: {error}", flush=True)
-        for name in names if time.monotonic() < end else []:
-            began = time.monotonic()
-            try:
-                lines.append(line := measure(name, programs[base], programs[name], options.pairs))
-                times = [f"{key} {value:.3f}, " for key, value in line.items() if isinstance(value, float)]
-                times = times or [f"{statistics.median(line['clean_ms']):.3f} ms a step, "]
-                print(f"{name}: {''.join(times)}measured in {time.monotonic() - began:.0f} s", flush=True)
-            except (RuntimeError, OSError, ValueError) as error:
-                print(f"{name}: not measured, {error}", flush=True)
-        for program in programs.values():
-            program.terminate()
-        for program in programs.values():
-            program.wait()
-        with ThreadPoolExecutor() as pool:  # one leaves the GPU to the next, and is exported meanwhile
-            for line in lines:
-                place, program, limit = folder / line["name"], captures[line["name"]], time.monotonic() + LIMIT_S
-                (place / "go").touch()
-                while not (place / "done").exists() and program.poll() is None and time.monotonic() < limit:
-                    time.sleep(0.05)
-                pool.submit(pack, line, program, place, options.out)
-
-
-def suite(options: argparse.Namespace) -> None:
-    options.out.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    for base in PARALLEL if options.ranks > 1 else [base for base in PROGRAMS if base not in PARALLEL]:
-        if (names := names_of(base, options)) and time.monotonic() < began + options.seconds:
-            measure_and_capture(base, names, options, began + options.seconds)
-            print(f"{base}: {len(names)} programs, at {time.monotonic() - began:.0f} s", flush=True)
-        elif names:
-            print(f"{base}: not run, the {options.seconds} s are over")
+            until(folder / name / "ready", program)
+        (folder / "measured" / "go").touch()
+        texts = programs["measured"].communicate(timeout=3 * LIMIT_S)[0].splitlines()
+        print("".join([f"{text}\n" for text in texts if text.startswith(base) or "Error" in text][-12:]), end="")
+        measured = map(json.loads, (text for text in texts if text.startswith('{"name"')))
+        lines = [line for line in measured if line["name"] in names]
+        for line in lines:  # one leaves the GPU to the next, and is exported meanwhile
+            print(f"{line['name']}: measured, without the fault a step saves {line['saving_ms']} ms", flush=True)
+            (folder / line["name"] / "go").touch()
+            until(folder / line["name"] / "done0", programs[line["name"]])
+        for line in lines:  # compressed when nothing is measured any more
+            pool.submit(pack, line, programs[line["name"]], folder / line["name"], options.out)
 
 
 def check(options: argparse.Namespace) -> int:
     """Runs all here, each with a fault after the same without; how many failed."""
     failures = 0
     for base in PROGRAMS:
-        expected = run(begin(base), range(2)) if (names := names_of(base, options)) else None
+        expected = run(base, begin(base), range(2)) if (names := names_of(base, options)) else None
         for name in names:
             NOW.is_met = False
             try:
-                torch.testing.assert_close(run(begin(name), range(2)), expected, rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(run(name, begin(name), range(2)), expected, rtol=1e-3, atol=1e-3)
                 assert NOW.is_met or name == base, "nothing of the fault was run"
             except Exception as error:
                 failures += 1
@@ -624,21 +614,31 @@ def check(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = {"out": None, "only": "", "pairs": 9, "seconds": 840.0, "ranks": 1, "device": "cuda"}
-    for name, default in {**defaults, "worker": "", "window": None}.items():
+    defaults = {"out": None, "only": "", "pairs": 11, "seconds": 500.0, "ranks": 1, "device": "cuda"}
+    for name, default in {**defaults, "measure": "", "capture": "", "folder": None}.items():
         parser.add_argument(f"--{name}", default=default, type=Path if default is None else type(default))
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     NOW.device, NOW.is_toy = options.device, options.toy
-    if options.worker:
+    if options.folder is not None:
         if "LOCAL_RANK" in os.environ and options.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        collect(options.worker, options.window) if options.window else answer(options.worker)
+        names = (options.capture or options.measure).split(",")
+        collect(names[0], options.folder) if options.capture else measure(names, options.folder, options.pairs)
         if dist.is_initialized():
             dist.destroy_process_group()
-    elif options.out is not None:
-        suite(options)
-    return check(options) if options.out is None and options.toy and not options.worker else 0
+    elif options.out is None:
+        return check(options)
+    else:
+        options.out.mkdir(parents=True, exist_ok=True)
+        end = time.monotonic() + options.seconds
+        for base in PARALLEL if options.ranks > 1 else [base for base in PROGRAMS if base not in PARALLEL]:
+            if (names := names_of(base, options)) and time.monotonic() < end:
+                measure_and_capture(base, names, options)
+                print(f"{base}: done, {end - time.monotonic():.0f} s left", flush=True)
+            elif names:
+                print(f"{base}: not run, the {options.seconds} s are over")
+    return 0
 
 
 if __name__ == "__main__":
