@@ -238,7 +238,7 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     start, end, until, tid = (gaps[name] for name in ("start", "end", "until", "tid"))
     launching = np.flatnonzero(until > start)
     # of what the launching thread did as the gap began: a wait for the device makes it late for as long
-    event = on_host.rows[on_host.calls.innermost(tid[launching], start[launching])]
+    event = on_host.rows[on_host.call_at(tid[launching], start[launching])]
     late_until = np.full(len(start), _LONG_AGO)
     late_until[launching] = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
     pieces = on_host.pieces(gaps["pid"][launching], tid[launching], start[launching], until[launching])
@@ -263,7 +263,7 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     # a device that runs nothing while the launching thread is in a synchronizing copy waits for the host
     rows = np.flatnonzero((call != NONE) & ((end - until)[queued] >= LONG_NS))
     middle = ((until + end) // 2)[queued[rows]]
-    copy = on_host.rows[on_host.calls.innermost(launcher[rows], middle)]
+    copy = on_host.rows[on_host.call_at(launcher[rows], middle)]
     is_copy = host.waits[copy] & host.named(SYNCHRONIZING_COPIES, copy)
     of_queued = np.where(gaps["is_graph"][queued], CODE["graph"], CODE["queued"]).astype(np.int8)
     of_queued[call == NONE] = CODE["other"]
@@ -332,7 +332,7 @@ def _waits(gaps: Table, pieces: Pieces, on_host: HostActivity, layers: Codes, ph
     """
     host, start, end, late_until = on_host.host, *(gaps[name] for name in ("start", "end", "late_until"))
     awaited = np.flatnonzero(late_until > start)
-    event = on_host.rows[on_host.calls.innermost(gaps["tid"][awaited], start[awaited])]
+    event = on_host.rows[on_host.call_at(gaps["tid"][awaited], start[awaited])]
     range_ = on_host.ranges.nesting.innermost(host.tid[event], host.start[event])
     inside = pieces.of(np.flatnonzero(host.waits[on_host.rows[pieces.call]]))
     inside = inside.of(np.lexsort((inside.start, inside.interval)))

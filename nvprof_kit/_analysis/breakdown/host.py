@@ -24,6 +24,7 @@ from nvprof_kit._analysis.attribution.intervals import (
     Cover,
     Int64Array,
     Line,
+    Nesting,
     as_slice,
     inherit,
     moments_of,
@@ -282,7 +283,6 @@ class HostActivity:
 
     Attributes:
         rows: The calls and operators that are considered, without profiler overhead; `NONE` is appended.
-        calls: Their nesting by thread; its indices are positions in `rows`.
         cause: Index into `NAMES` of each, inherited from the enclosing call if it has none of its own, else `NONE`.
         operator: The nearest operator of each, an index into the calls of `host`, or `NONE`.
         prepares: Whether each is an operator's first call that took much longer than its others.
@@ -306,23 +306,23 @@ class HostActivity:
     ) -> None:
         self.host, self.ranges = host, ranges
         rows = np.flatnonzero(~host.overhead[:-1] & touches((starts, ends), host.start[:-1], host.end[:-1]))
-        self.calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
-        inside = np.flatnonzero(host.system[rows] & (self.calls.parent != NONE))
-        inside = inside[~host.operator[rows[self.calls.parent[inside]]]]
+        calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
+        inside = np.flatnonzero(host.system[rows] & (calls.parent != NONE))
+        inside = inside[~host.operator[rows[calls.parent[inside]]]]
         if len(inside):  # CUDA's calls wait in the operating system's
             rows = np.delete(rows, inside)
-            self.calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
+            calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
         self.rows = np.append(rows, NONE)
         self.operator = (
-            np.append(inherit(np.where(host.operator[rows], rows, NONE), self.calls), NONE)
+            np.append(inherit(np.where(host.operator[rows], rows, NONE), calls), NONE)
             if host.operator.any()
             else np.broadcast_to(np.int64(NONE), len(self.rows))
         )
         own_cause = self._own_causes(rows)
-        is_loading = inherit(np.where(own_cause == CODE["loading"], own_cause, NONE), self.calls) != NONE
-        cause = np.where(is_loading, np.int8(CODE["loading"]), inherit(own_cause, self.calls))
+        is_loading = inherit(np.where(own_cause == CODE["loading"], own_cause, NONE), calls) != NONE
+        cause = np.where(is_loading, np.int8(CODE["loading"]), inherit(own_cause, calls))
         self.cause = np.append(cause, np.int8(NONE))
-        self.prepares = np.append(self._prepares(rows), False)
+        self.prepares = np.append(self._prepares(rows, calls.parent), False)
         collecting = [bool(re.search(_OF_NAMES["gc"], name.text, re.IGNORECASE)) for name in ranges.names]
         collects = np.array(collecting, dtype=bool)[ranges.name] & ~ranges.is_one_of(LAYER_CATEGORIES)
         fetches = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, ("data", "dataloader"))
@@ -336,12 +336,12 @@ class HostActivity:
         overhead = overhead[~host.named(_LOADING_OVERHEAD, overhead)]
         overhead = overhead[touches((starts, ends), host.start[overhead], host.end[overhead])]
         self.profiler = Cover(host.pid[overhead], host.start[overhead], host.end[overhead])
-        tid, *loading = self._loading(np.flatnonzero(cause == CODE["loading"]))
+        tid, *loading = self._loading(np.flatnonzero(cause == CODE["loading"]), calls)
         # of a thread that gives the device no more work it has no end
         start, end = (np.clip(edge, starts.min(initial=0), ends.max(initial=0)) for edge in loading)
         self.loading = Cover(tid, start, end)
         self._on_cpu: Cover | None = None
-        changes = [self.calls.changes(), ranges.nesting.changes(), (tid, start), (tid, end)]
+        changes = [calls.changes(), ranges.nesting.changes(), (tid, start), (tid, end)]
         if trace.scheduled is not None and len(trace.scheduled):
             tid, start, end = (trace.scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
             self._on_cpu, self._scheduled = Cover(tid, start, end), few(np.sort(tid))
@@ -357,8 +357,9 @@ class HostActivity:
         self._threads = np.unique(np.concatenate([np.array([NONE, *host.threads], dtype=np.int64), *map(few, tids)]))
         self._line = Line.over((*times, starts), (*times, ends), beyond=2)
         positions = np.concatenate([self._at(*change) for change in changes])
-        del changes, tids, times  # to limit memory
-        self._moments, (self._call_at, self._range_at) = moments_of(positions, (self.calls.owner, ranges.nesting.owner))
+        owners = calls.owner, ranges.nesting.owner
+        del changes, tids, times, calls, rows  # to limit memory
+        self._moments, (self._call_at, self._range_at) = moments_of(positions, owners)
 
     @cached_property
     def _of_process(self) -> dict[int, tuple[Int64Array, Int64Array]]:
@@ -413,6 +414,10 @@ class HostActivity:
         parts[0] = pieces.of(np.flatnonzero(~is_moved))
         return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
+    def call_at(self, tid: Int64Array, time_ns: Int64Array) -> Int64Array:
+        """The innermost call or operator on a thread at a time in a gap, a position in `rows` or `NONE`."""
+        return self._call_at[np.searchsorted(self._moments, self._at(tid, time_ns), side="right") - 1]
+
     def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
         if self._on_cpu is None:
@@ -454,9 +459,9 @@ class HostActivity:
         cause_of_call[copies[host.waits[rows[copies]]]] = CODE["sync"]
         return cause_of_call
 
-    def _prepares(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+    def _prepares(self, rows: Int64Array, parent: Int64Array) -> npt.NDArray[np.bool_]:
         """Which calls are the long first call of an operator."""
-        host, parent = self.host, self.calls.parent
+        host = self.host
         operators = np.flatnonzero(host.operator[:-1])
         if not len(operators):
             return np.zeros(len(rows), dtype=bool)
@@ -472,23 +477,24 @@ class HostActivity:
         prepares: npt.NDArray[np.bool_] = np.isin(rows, first) & (self_ns >= FIRST_NS)
         return prepares
 
-    def _loading(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def _loading(self, positions: Int64Array, calls: Nesting) -> tuple[Int64Array, Int64Array, Int64Array]:
         """The loading intervals: thread, start and end.
 
         Args:
             positions: The calls that load, in `rows`.
+            calls: The nesting of `rows`.
         """
         host, ranges = self.host, self.ranges
         # what is recorded as profiler overhead is on each thread in a call at its start
         noted = np.flatnonzero(host.overhead)
         noted = noted[host.named(_LOADING_OVERHEAD, noted)]
-        thread, overhead = (side.ravel() for side in np.meshgrid(self.calls.threads, noted, indexing="ij"))
-        is_in_call = self.calls.innermost(thread, host.start[overhead]) != NONE
-        calls = np.concatenate((self.rows[positions], overhead[is_in_call]))
-        if not len(calls):
-            return calls, calls, calls
+        thread, overhead = (side.ravel() for side in np.meshgrid(calls.threads, noted, indexing="ij"))
+        is_in_call = calls.innermost(thread, host.start[overhead]) != NONE
+        loads = np.concatenate((self.rows[positions], overhead[is_in_call]))
+        if not len(loads):
+            return loads, loads, loads
         tid = np.concatenate((host.tid[self.rows[positions]], thread[is_in_call]))
-        start, end = host.start[calls], host.end[calls]
+        start, end = host.start[loads], host.end[loads]
         # no loading goes on beyond a call that gives the device work, unless that call encloses it
         work = np.flatnonzero(host.named(_GIVES_WORK) & ~host.overhead & ~host.operator)
         earliest, latest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -507,7 +513,7 @@ class HostActivity:
         range_ = ranges.nesting.innermost(tid, start)
         low = np.maximum(low, np.append(ranges.start, earliest)[range_])
         high = np.minimum(high, np.append(ranges.end, latest)[range_])
-        operator = self.operator[self.calls.innermost(tid, start)]
+        operator = self.operator[calls.innermost(tid, start)]
         low = np.where(operator == NONE, low, np.maximum(low, host.start[operator]))
         high = np.where(operator == NONE, high, np.minimum(high, host.end[operator]))
         return tid, np.minimum(low, start), np.maximum(high, end)
