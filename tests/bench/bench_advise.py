@@ -111,7 +111,7 @@ def planted(folders: list[Path]) -> list[str]:
         saves = finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0) if finding else 0.0
         # a program that a profiler makes faster was captured on another host than it was measured on
         captured_ms, faulty_ms = advice.wall_ns * scale, program.get("median_faulty_ms") or 0.0
-        other_ms = abs(statistics.mean(program.get("near_ms") or [faulty_ms]) - faulty_ms)
+        other_ms = max(abs(ms - faulty_ms) for ms in program.get("near_ms") or [faulty_ms])
         judges = max(uncertain, other_ms) < 0.3 * measured and not 0 < captured_ms < 0.8 * faulty_ms
         ratio = saves / measured if finding and judges else 0.0
         judged += Counter(faults=1, found=bool(ranked), first_three=1 <= rank <= 3, measured=judges)

@@ -55,7 +55,7 @@ _FP32 = re.compile(
     r"magma_sgemm|fmha_cutlass[FB]_f32|gemv\w*(?:::kernel)?<(?:int, int, )?float, float, float",
     re.IGNORECASE,
 )
-_ODD = re.compile("16.*_align1(?![0-9])")
+_ODD = re.compile(r"f16_s\d+gemm_\w*_align1(?![0-9])")
 _VECTOR = re.compile("gemv")
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
@@ -176,7 +176,8 @@ def small_kernels(program: Program) -> Iterator[Finding]:
 
 def unfused_chains(program: Program) -> Iterator[Finding]:
     """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer, with
-    shorter runs in the same call, or outside layers and the optimizer; those of one part of all equal blocks, as their
+    shorter runs in the same call, or outside layers and the optimizer, but no copy by ``cudaMemcpy`` that takes longer
+    than the kernels beside it; those of one part of all equal blocks, as their
     norms, are one finding, but those of a block that has more than its peers, as in `outlier-layer`, another.
 
     Saves: All but one pass over memory and one launch, in steps run again as in `sync`.
@@ -554,17 +555,21 @@ def _unusual_ns(times: pd.Series[Any]) -> float:
 
 
 def far_from_limit(program: Program) -> Iterator[Finding]:
-    """Matrix products in kernels that load elements of 16 bits one by one, as for rows of an odd size, take 2 % or more
-    (``align1`` in CUTLASS's names). With [counts](flops.md#the-least-time-of-limit) beside the capture, layers of a
+    """Matrix products in kernels that load elements of 16 bits one by one, as for rows of an odd size (``align1`` in
+    CUTLASS's names), save 2 % or more. With [counts](flops.md#the-least-time-of-limit) beside the capture, layers of a
     kind take twice the least time of their operators, and 5 % of the time above it; then confidence is low.
 
     Saves: 3/4 of these products, or what the layers take above that least time.
     """
     ops = program.ops[matching(program.ops["name"], _ODD)]
-    if (busy_ns := program.busy_ns(ops)) and busy_ns >= ODD_SHARE * program.wall_ns:
-        evidence = f"{program.of_wall(busy_ns)} in {program.number(len(ops), 'kernel')} such as {ops['name'].iloc[0]}"
+    saves = program.without_ns(ops, 1 / 4, 1) if len(ops) else 0
+    if saves and saves >= ODD_SHARE * program.wall_ns:
+        evidence = (
+            f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
+            f"{ops['name'].iloc[int(ops['ns'].argmax())].removeprefix('void cutlass::Kernel2<')[:70]}"
+        )
         yield program.finding_in_ops(
-            "far-from-limit", "Matrix products of an odd size", evidence, ops, saves=program.without_ns(ops, 1 / 4, 1),
+            "far-from-limit", "Matrix products of an odd size", evidence, ops, saves=saves,
             fix="pad the odd side, as the size of the vocabulary, to a multiple of 64", confidence="high",
             refuted_by="the padded product runs in a kernel of the same name",
         )  # fmt: skip

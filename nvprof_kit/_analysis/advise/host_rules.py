@@ -25,6 +25,7 @@ from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.breakdown.devices import PLACE
 from nvprof_kit._analysis.breakdown.host import CAUSES, OTHER_CAUSES
 from nvprof_kit._findings import Finding
+from nvprof_kit._trace.joins import distinct
 from nvprof_kit.issues import plural
 from nvprof_kit.names import NO_LAYER
 
@@ -195,11 +196,11 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     gaps = gaps.loc[is_late, [*keys, "window", "start_ns", "idle_ns"]]
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return
-    position, index = placed(gaps)
-    cell = position * len(steps) + np.searchsorted(steps, gaps["window"])
-    idle_ns = exact_sums(cell, gaps["idle_ns"].to_numpy(), len(index) * len(steps)).reshape(-1, len(steps))
-    usual_ns = pd.Series(np.median(idle_ns, axis=1), index)[np.bincount(position, minlength=len(index)) > 0]
-    usual = usual_ns.reset_index(name="ns")
+    codes, index = placed(gaps)
+    codes, position = distinct(codes)
+    cell = position.astype(np.int64) * len(steps) + np.searchsorted(steps, gaps["window"])
+    idle_ns = exact_sums(cell, gaps["idle_ns"].to_numpy(), len(codes) * len(steps)).reshape(-1, len(steps))
+    usual = pd.Series(np.median(idle_ns, axis=1), index[codes]).reset_index(name="ns")
     (place, index), unknown = placed(program.ops), np.iinfo(np.int64).max
     earliest = np.full(len(index), unknown)
     np.minimum.at(earliest, place, program.ops["start_ns"].to_numpy())
@@ -297,9 +298,9 @@ def sync(program: Program) -> Iterator[Finding]:
             evidence += f"; in all in {plural(layers, 'layer')}{like_it}, {program.number(len(rows), 'gap')}"
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
         if is_late or saves > 2 * rows["lost_ns"].sum():
-            evidence += (
-                f"; without the profiler these waits make the steps {program.ms(saves)} longer{program.per_step}"
-            )
+            more = " and what goes with them" * bool(saves > alone_ns)
+            evidence += f"; without the profiler these waits{more} make the steps {program.ms(saves)} longer"
+            evidence += program.per_step
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
         fix = f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}"
         title, refuted_by = f"The host waits for the GPU{within}", "the idle time remains when the call is removed"

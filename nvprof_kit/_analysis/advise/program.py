@@ -42,9 +42,9 @@ MASK_PART = 0.25
 
 TURNS = 0.25
 """If so many of the waits of a place are followed by one in another call, they are of one loop."""
-CHECKED = 0.2
-"""Anomaly detection waits once for each operation of the backward pass, which with its check has three to five; in the
-forward pass it records where each was called.
+CHECKED = 0.1
+"""Waits of the backward pass over its operations on the GPU: of anomaly detection about 0.2, as it checks each gradient
+by two kernels and a copy; in the forward pass it records where each was called.
 """
 STALL_OF_STEP = 0.05
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
@@ -348,15 +348,18 @@ class Program(Operations):
             (ops["phase"] != "optimizer") & ~matching(ops["name"], MANY_PARAMETERS)
         )
         positions = np.flatnonzero(np.asarray(is_light)[order])
-        row = order[positions]
-        is_start = np.diff(positions, prepend=-2) != 1
-        for name in ("lane", "stream", "call_of_layer"):
-            is_start[1:] |= np.diff(ops[name].to_numpy()[row]) != 0
-        run = is_start.cumsum(dtype=np.int32)
-        ns, is_move = ops["ns"].to_numpy()[row], matching(ops["name"], {"memcpy DtoD"})[row]
-        is_part = ~is_move | (ns <= np.bincount(run, ns * ~is_move)[run])  # a move longer than the rest is no part
-        length = np.bincount(run, is_part).astype(np.int32)[run]
-        row, run, length = (column[is_part & (length >= 2)] for column in (row, run, length))
+        is_part = np.ones(len(positions), dtype=bool)
+        for is_last in (False, True):
+            positions = positions[is_part]
+            row, is_start = order[positions], np.diff(positions, prepend=-2) != 1
+            for name in ("lane", "stream", "call_of_layer"):
+                is_start[1:] |= np.diff(ops[name].to_numpy()[row]) != 0
+            run = is_start.cumsum(dtype=np.int32)
+            if not is_last:  # a move that takes longer than the kernels of its run is no part of it
+                ns, is_move = ops["ns"].to_numpy()[row], matching(ops["name"], {"memcpy DtoD"})[row]
+                is_part = ~is_move | (ns <= np.bincount(run, ns * ~is_move)[run])
+        length = np.bincount(run).astype(np.int32)[run]
+        row, run, length = (column[length >= 2] for column in (row, run, length))
         call, ns = (ops[name].to_numpy()[row] for name in ("call_of_layer", "ns"))
         is_mask = matching(ops["name"], _MASKS)[row]
         masks_ns = exact_sums(run[is_mask], ns[is_mask], len(positions) + 1)

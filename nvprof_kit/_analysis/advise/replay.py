@@ -236,15 +236,14 @@ class Replay:
         return is_check
 
     def left_of_operations(self, left: Left) -> tuple[Times, Times, Int64Array, Times]:
-        """When each operation ends back to back, by how much later it does for its launch; the calls of which
-        something is left, and what part of their operations, and of them.
+        """When each operation ends back to back, by how much later it does for its launch; the calls whose operations
+        change, and what part is left of these, and of them.
         """
         rows, (gpu, _) = left
         launch, (planned, removed_ns) = self._launch[rows], (self._back_to_back_ns, np.zeros(len(self.rows)))
         is_changed = launch >= 0
-        if (
-            self._ops_of_call.max(initial=0) > 1
-        ):  # a graph's launch is left unless all of its operations are in the rows
+        # a graph's launch is left unless all of its operations are in the rows
+        if self._ops_of_call.max(initial=0) > 1:
             is_changed &= (
                 np.bincount(launch[is_changed], minlength=len(self.calls))[launch] >= self._ops_of_call[launch]
             )

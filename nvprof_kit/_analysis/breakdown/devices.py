@@ -297,9 +297,10 @@ def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Arr
     start, end = gaps["start"], gaps["end"]
     if not np.array_equal(exact_sums(gap, idle_ns, len(start)), end - start):
         raise AssertionError("the causes of idle time do not add up to it: please report this")
-    place_code = joined([*keys.values()])
-    assert place_code is not None, "a program has few names"
-    code = gap * (count := int(place_code.max(initial=0)) + 1) + place_code
+    names_code = joined([*keys.values()])
+    assert names_code is not None, "a program has few names"
+    places, place_code = distinct(names_code)
+    code = gap * (count := len(places)) + place_code
     order = np.lexsort((starts, code))
     code = code[order]
     first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(order)])

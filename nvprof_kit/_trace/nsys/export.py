@@ -204,13 +204,12 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
         ]
         try:
             if current_thread() is main_thread():  # what reads the export is imported meanwhile
-                mask = signal.pthread_sigmask(
-                    signal.SIG_BLOCK, {signal.SIGTERM}
-                )  # an import may swallow its SystemExit
-                import pandas  # noqa: F401
-                import pyarrow.parquet  # noqa: F401
-
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # an import may swallow SystemExit
+                try:
+                    import pandas  # noqa: F401
+                    import pyarrow.parquet  # noqa: F401
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for process in processes:
                 assert process.stdout is not None
                 while chunk := os.read(process.stdout.fileno(), _MESSAGE_BYTES):
@@ -223,8 +222,8 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
             else:
                 return
         finally:
-            for process in processes:
-                process.kill()
+            for started in processes:
+                started.kill()
     with report.open("rb") as file:  # 2022.4 and older write no version into the first line
         written_by = _version(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
     version = subprocess.run([commands[0][0], "--version"], capture_output=True, check=False).stdout
@@ -237,8 +236,9 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
         )
     lines = output.decode("utf-8", "replace").splitlines()
     message = next((line for line in reversed(lines) if "error" in line.lower()), "").strip()
+    reason = "it was killed, as where memory ends" if process.returncode == -signal.SIGKILL else "it gave no reason"
     raise CaptureError(
-        f"{named}: nsys could not export the report ({message[-200:] or 'it gave no reason'}); record or copy it again"
+        f"{named}: nsys could not export the report ({message[-200:] or reason}); record or copy it again"
     )
 
 

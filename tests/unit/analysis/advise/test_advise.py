@@ -237,7 +237,7 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "double-precision softmax": named("SoftMaxForward<(int)2, double>", "SoftMaxForward<(int)2, float>(double)"),
     "double-precision product": named("cutlass_80_d884gemm_64x64", "FusedAdamMathFunctor<float>(double, double)"),
     "far-from-limit": named(
-        "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1", "cutlass_80_simt_sgemm_align1"
+        "cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1", "s1688gemm_128x64_16x6_nn_align1"
     ),
     "unfused-attention": unfused_attention,
     "optimizer-loop": optimizer_loop,
