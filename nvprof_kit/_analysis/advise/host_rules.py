@@ -298,9 +298,10 @@ def sync(program: Program) -> Iterator[Finding]:
             evidence += f"; in all in {plural(layers, 'layer')}{like_it}, {program.number(len(rows), 'gap')}"
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
         if is_late or saves > 2 * rows["lost_ns"].sum():
-            more = " and what goes with them" * bool(saves > alone_ns)
-            evidence += f"; without the profiler these waits{more} make the steps {program.ms(saves)} longer"
-            evidence += program.per_step
+            evidence += (
+                f"; without the profiler these waits{' and what goes with them' * bool(saves > alone_ns)} make the "
+                f"steps {program.ms(saves)} longer{program.per_step}"
+            )
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
         fix = f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}"
         title, refuted_by = f"The host waits for the GPU{within}", "the idle time remains when the call is removed"
