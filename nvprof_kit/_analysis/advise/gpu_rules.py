@@ -177,8 +177,8 @@ def small_kernels(program: Program) -> Iterator[Finding]:
 def unfused_chains(program: Program) -> Iterator[Finding]:
     """Four or more elementwise, norm, reduction, softmax or copying kernels in a row in one call of a layer, with
     shorter runs in the same call, or outside layers and the optimizer, but no copy by ``cudaMemcpy`` that takes longer
-    than the kernels beside it; those of one part of all equal blocks, as their
-    norms, are one finding, but those of a block that has more than its peers, as in `outlier-layer`, another.
+    than the kernels beside it; those of one part of all equal blocks, as their norms, are one finding, but those of a
+    block that has more than its peers, as in `outlier-layer`, another.
 
     Saves: All but one pass over memory and one launch, in steps run again as in `sync`.
     """
@@ -570,7 +570,7 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
         )
         yield program.finding_in_ops(
             "far-from-limit", "Matrix products of an odd size", evidence, ops, saves=saves,
-            fix="pad the odd side, as the size of the vocabulary, to a multiple of 64", confidence="high",
+            fix="pad the odd side, such as the vocabulary, to a multiple of 64", confidence="high",
             refuted_by="the padded product runs in a kernel of the same name",
         )  # fmt: skip
     if program.limits is None:
