@@ -487,8 +487,10 @@ _own: InferredLoop | None = None
 def infer_steps(model: nn.Module) -> None:
     """Infer the steps of the loop that calls a model, unless an integration ranges it or the program is in a step."""
     global _own  # noqa: PLW0603
-    other = running()
+    other, owners = running(), [] if session.backend is None else session.backend.thread.position.owners
     if other is not None and other is not _own and other.models():
+        return
+    if any(isinstance(owner, user_loop.step) for owner in owners):
         return
     if _own is not None and _own.runs:
         _own.add(model)

@@ -136,6 +136,13 @@ def test_steps_are_around_the_phases_of_the_program(timed, heard, tmp_path):
     assert heard.outline == [*begun, "step 0", *of_step, "  pass", "    forward", *begun, "step 1", *of_step]
 
 
+def test_a_model_that_is_annotated_within_a_step_begins_no_other(heard):
+    model = small()
+    with step(3), annotate_model(model):
+        model(torch.ones(2, 4))
+    assert heard.outline == ["step 3"]
+
+
 def test_two_models_of_a_loop_share_its_steps(heard):
     first, second = small(), small()
     with annotate_model(first), annotate_model(second):
