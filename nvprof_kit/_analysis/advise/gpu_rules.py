@@ -566,7 +566,7 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
     if saves and saves >= ODD_SHARE * program.wall_ns:
         evidence = (
             f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
-            f"{ops['name'].iloc[int(ops['ns'].argmax())].removeprefix('void cutlass::Kernel2<')[:70]}"
+            f"{ops['name'].iloc[int(ops['ns'].argmax())][:80]}"
         )
         yield program.finding_in_ops(
             "far-from-limit", "Matrix products of an odd size", evidence, ops, saves=saves,

@@ -285,9 +285,9 @@ class Line:
         latest = max((int(times.max()) for times in ends if len(times)), default=origin)
         return cls(origin, latest - origin + beyond)
 
-    def fits(self, lane: Int64Array) -> bool:
-        """Whether positions in all of these lanes fit in int64, with room for sums and differences."""
-        return int(lane.max(initial=0)) * self.span <= _FITS
+    def fits(self, lane: int) -> bool:
+        """Whether positions in the lanes up to this one fit in int64, with room for sums and differences."""
+        return lane * self.span <= _FITS
 
     def at(self, lane: Int64Array, time: Int64Array) -> Int64Array:
         """Positions on the line of times in lanes, shape ``(n,)`` each.
@@ -297,7 +297,7 @@ class Line:
         """
         position = time - self.origin
         if last := int(lane.max(initial=0)):
-            if last * self.span > _FITS:
+            if not self.fits(last):
                 raise OverflowError(f"{last + 1} lanes of {self.span} ns do not fit into 64 bits")
             position += lane * self.span
         return position
@@ -347,7 +347,7 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
     """
     lanes = int(lane.max(initial=0)) + 1
     line, lane = Line.over((start,), (end,)), group * lanes + lane if groups > 1 else lane
-    if not line.fits(lane):
+    if not line.fits(int(lane.max(initial=0))):
         lane = np.unique(lane, return_inverse=True)[1]  # number only the lanes that occur
     starts = line.at(lane, start)
     order = np.argsort(starts, kind="stable")

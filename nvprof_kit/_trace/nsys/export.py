@@ -28,8 +28,8 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPLACED = (errno.ENOTEMPTY, errno.EEXIST)
 _MESSAGE_BYTES = 4096
 _EXPORT_BYTES = 16
-"""Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes up to 11, in parts 15, and less to
-SQLite.
+"""Memory of an export to Parquet in units of the report's size; nsys 2024.2 takes up to 11, its two parts together as
+much, and less to SQLite.
 """
 _PARTS = ("CUPTI_ACTIVITY_KIND_K.*", "[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIND_[^K].*")
 """Patterns of tables, which match each table once: nsys writes on one processor, and half of its work are kernels.
