@@ -356,7 +356,7 @@ _untraced: dict[Untraced, None] = {}
 def _begin_tracing(*arguments: Any) -> None:
     if arguments and getattr(getattr(arguments[0], "callback_trigger", None), "name", "DYNAMO") != "DYNAMO":
         return
-    for hooks in list(_untraced):
+    for hooks in reversed(list(_untraced)):
         hooks._pause()
 
 

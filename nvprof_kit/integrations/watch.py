@@ -20,7 +20,7 @@ from torch import nn
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import ModelAnnotation, annotate_model
 from nvprof_kit._instrument.modules.blocks import Submodule, class_name, find_blocks, unwrapped
-from nvprof_kit._instrument.patches import Guarded, Patch, Untraced, never_fails, skip_compiling
+from nvprof_kit._instrument.patches import Guarded, Patch, Untraced, after_import, never_fails, skip_compiling
 from nvprof_kit.integrations._host import HostLoop, annotate_under, free_name, is_ranged
 from nvprof_kit.names import layer_index
 
@@ -56,6 +56,10 @@ class Watch(Guarded):
         self._calls_since = 0
         self._is_called = self._began = self._has_failed = False
         self._process = os.getpid()
+        self._inside = threading.local()
+        call = nn.Module.__call__
+        # Dynamo keeps this at its import; it traces into a different call of a module, with guards on our changes
+        after_import("torch._dynamo.utils", lambda utils: setattr(utils, "unpatched_nn_module_call", call))
         self._patches = Untraced(
             lambda: [
                 Patch(nn.Module, "__call__", self._watching),
@@ -69,7 +73,7 @@ class Watch(Guarded):
         self._patches.remove()
 
     def _watching(self, call: Any) -> Any:
-        inside, look_at = threading.local(), self.look_at
+        inside, look_at = self._inside, self.look_at
 
         # PyTorch's profiler with stacks expects the called module as `self` in a frame with this code
         def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +86,7 @@ class Watch(Guarded):
             finally:
                 inside.a_call = False
 
+        skip_compiling(look_at)
         skip_compiling(watched, callees=False)
         return watched
 

@@ -25,7 +25,7 @@ from nvprof_kit._capture.recorder.record import of_rank, record
 from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Window
-from nvprof_kit._instrument.patches import Patch, before, skip_compiling
+from nvprof_kit._instrument.patches import Patch, Untraced, before, skip_compiling
 from nvprof_kit.errors import NvprofKitError
 
 NOTHING_COUNTED = (
@@ -159,7 +159,7 @@ class Recording:
                 self._start()
 
             self._awaits_start = True
-            first_call = Patch(nn.Module, "__call__", before(called))  # a hook would be too late for ranges
+            first_call = Untraced(lambda: [Patch(nn.Module, "__call__", before(called))])  # hooks are too late
         else:
             self._record()
 
