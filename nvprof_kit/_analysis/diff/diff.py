@@ -240,13 +240,15 @@ def diff(
     rows = pd.concat([table for table, _ in compared.values()], ignore_index=True)
     changes = {level: change for level, (_, change) in compared.items() if change is not None}
     kernels, launches = compared_kernels(*sides)
+    against = (f"compared in spite of this: {reason}" for reason in reasons)
+    wrong = (f"{info.path}: {issue}" for info in infos for issue in info.warnings if issue.severity == "error")
     return Diff(
         rows=rows,
         kernels=kernels,
         gates=tuple(judge(gate, rows, noise if noise.assumed else None, allow_undecided) for gate in gates),
         base_steps=sum(len(run.steps) for run in sides[0]),
         new_steps=sum(len(run.steps) for run in sides[1]),
-        warnings=as_issues("compared-anyway", (f"compared in spite of this: {reason}" for reason in reasons)),
+        warnings=(*as_issues("compared-anyway", against), *as_issues("wrong-times", wrong, "error")),
         base=tuple(infos[: len(base)]),
         new=tuple(infos[len(base) :]),
         launches=launches,

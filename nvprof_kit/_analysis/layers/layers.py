@@ -241,7 +241,7 @@ def layers(
         summary=summary,
         warnings=(
             *trace.info.warnings,
-            *layer_warnings(trace, attribution, choice, summary.total_ns),
+            *layer_warnings(trace, attribution, choice),
             *(() if layers_memory is None else layers_memory.warnings),
         ),
         info=trace.info,
@@ -319,7 +319,7 @@ def _summary(
     )
 
 
-def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, total_ns: int) -> tuple[Issue, ...]:
+def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice) -> tuple[Issue, ...]:
     """All warnings about the owners of a capture's operations."""
     issues = []
     if not attribution.ranges.is_one_of(LAYER_CATEGORIES).any():
@@ -328,7 +328,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice, t
             "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
         )
         issues.append(Issue("no-layers", "error", 1.0, text))
-    elif not total_ns and len(trace.ops):
+    elif len(trace.ops) and (trace.ops["end_ns"] == trace.ops["start_ns"]).all():
         issues.append(Issue("no-time", "error", 1.0, "all operations of the capture have no length"))
     issues += join_warnings(trace, attribution.ranges)
     graph_replays = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Where, among
-from nvprof_kit._trace.nsys.sources import KERNEL, Columns, check_rows, process_of, read_columns
+from nvprof_kit._trace.nsys.sources import Columns, check_rows, process_of, read_columns
 from nvprof_kit._trace.schema import OP_KINDS, Losses
 from nvprof_kit.issues import Issue, Severity
 
@@ -32,7 +32,7 @@ def losses_of(db: Database, calls: Columns, ops: Columns) -> Losses:
         ops: Columns of the schema's ``ops``.
     """
     launch_names = db.ids_like("%LaunchKernel%", "%LaunchCooperativeKernel%", "%StreamBeginCapture%")
-    is_compared = db.has(KERNEL) and not any("BeginCapture" in name for name in launch_names.values())
+    is_compared = len(ops["kind"]) and not any("BeginCapture" in name for name in launch_names.values())
     launches = int(np.count_nonzero(among(calls["name"], launch_names))) if is_compared else 0
     kernels = int(np.count_nonzero((ops["kind"] == OP_KINDS.index("kernel")) & (ops["graph_node"] < 0)))
     replayed, whole_graphs = np.flatnonzero(among(calls["name"], db.ids_like(*_GRAPH_LAUNCHES))), 0

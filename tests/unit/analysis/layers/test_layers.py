@@ -284,8 +284,11 @@ def test_time_outside_steps_is_said(file):
     file.kernel(510, 512, launched=(110, 111))
     file.range_("step 4", 200, 400, category="step", payload=4)
     file.kernel(520, 524, launched=(260, 261))
-    left_out = [warning for warning in nvprof_kit.open(file.write()).layers().warnings if "outside steps" in warning]
+    file.range_("step 5", 600, 700, category="step", payload=5)
+    capture = nvprof_kit.open(file.write())
+    left_out = [warning for warning in capture.layers().warnings if "outside steps" in warning]
     assert left_out == ["42.9 % of the time is outside steps and left out; --steps all includes it"]
+    assert not any("no length" in warning for warning in capture.layers(steps="5").warnings)
 
 
 def test_correlation_ids_begin_anew_in_a_second_window_and_in_another_process(file):
