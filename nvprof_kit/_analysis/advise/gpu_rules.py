@@ -43,8 +43,7 @@ than a token has activations. Those of each sequence's last token take less.
 """
 LARGE_TILE = 128
 """cuBLAS and CUTLASS take a tile with such sides for a product of about as many rows and columns, or more."""
-NEW_TOKENS_TIMES = 4
-"""Copies of new tokens take less than so many times as long as the usual light kernel, of a cache longer."""
+PROMPT_TIMES = 10
 OPTIMIZER_KERNELS, FUSED_PART, RECOMPUTE_SHARE = 150, 0.35, 0.05
 OUTLIER = 1.2
 COPIES_SHARE, CHAINS_SHARE, FP32_SHARE, ODD_SHARE = 0.02, 0.02, 0.01, 0.02
@@ -180,9 +179,11 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     than the kernels beside it; those of one part of all equal blocks, as their norms, are one finding, but those of a
     block that has more than its peers, as in `outlier-layer`, another.
 
-    Saves: All but one pass over memory and one launch, in steps run again as in `sync`.
+    Saves: All but one pass over memory and one launch, in steps run again as in `sync`; outside layers all but one for
+    each turn of a loop, in which all names recur. In decoding, kernels of layers that take too long to work on new
+    tokens alone are a finding, also two in a row, and vanish: they pass over weights or a cache.
     """
-    chains = program.chains.assign(saved_ns=lambda chains: chains["ns"] * (1 - 1 / chains["length"]))
+    chains = program.chains.assign(saved_ns=lambda chains: chains["ns"] * (1 - chains["left"]))
     place, index = placed(chains, ("block_kind", "block"))
     saved_ns = pd.Series(np.bincount(place, chains["saved_ns"], len(index)), index)
     by_block: Any = saved_ns[np.bincount(place, minlength=len(index)) > 0]
@@ -192,7 +193,11 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         for (_, block), ns in times.items()
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
-    parts = [_parts(chains), chains["block"].cat.codes.where(chains["block"].isin(outliers), -1)]
+    is_part = ~chains["on_past"]
+    parts = [
+        _parts(chains).cat.codes.where(is_part, -1),
+        chains["block"].cat.codes.where(chains["block"].isin(outliers) & is_part, -1),
+    ]
     chains = chains.drop(columns=["layer_kind", "block", "block_kind", "saved_ns"])
     del place  # of large captures, much memory
     for _, same in chains.groupby(parts, observed=True):
@@ -202,7 +207,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         run, length = (same[name].to_numpy() for name in ("run", "length"))
         longest = length.max()
         is_long = length >= min(CHAIN_LENGTH, longest)
-        saves = program.without_ns(same, 1 / length, 1 / length)
+        saves = program.without_ns(same, same["left"], 1 / length)
         evidence = (
             f"{program.number(len(few(run[is_long])), 'chain')} of {length[is_long].min()} or more such kernels, "
             f"{program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}; "
@@ -213,6 +218,11 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
             fix = (
                 "keep the model and its input in memory_format=torch.channels_last: many of them change the layout "
                 f"around convolutions; then {fix}"
+            )
+        elif same["on_past"].any():
+            fix = (
+                "they take too long to work on new tokens: read weights and caches as they are, by a kernel that "
+                "converts them, keep them in the dtype of the activations, and write only new tokens into a cache"
             )
         elif layer == NO_LAYER:
             fix = "compile this function, do for all at once what a loop does one by one (torch._foreach_*), or do it "
@@ -259,8 +269,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
         is_outside & (ops["phase"] != "optimizer") & (program.mode != "training")
     )
     if program.mode in ("decode", "mixed"):
-        is_light = matching(ops["kernel_class"], ("elementwise", "norm"))
-        is_copy &= ops["ns"] > NEW_TOKENS_TIMES * max(FEW_TOKENS_NS, ops["ns"][is_light].median())
+        is_copy &= program.on_past
     copies = ops[is_copy]
     if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
         return
@@ -366,9 +375,9 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     """Two or more layers run a softmax between two products, and no fused attention: softmax, scale, mask and casts of
     the scores; or they make a mask before fused attention in each call.
 
-    Saves: Their time and launches; not in decoding also half of the two products of a forward pass, and where `triu` or
-    `tril` makes the mask half of that attention's time, if its kernels can read a mask: they compute what
-    `is_causal=True` skips.
+    Saves: Their time and launches; not in decoding also half of the two products beside each softmax, as if it is
+    causal, and where `triu` or `tril` makes the mask half of that attention's time, if its kernels
+    can read a mask: they compute what `is_causal=True` skips.
     """
     masks, scores, ops = program.mask_kernels, program.scores, program.ops
     causal = masks["layer"][matching(masks["name"], _CAUSAL) & (program.mode not in ("decode", "mixed"))]
@@ -480,26 +489,37 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
 
 
 def recompute(program: Program) -> Iterator[Finding]:
-    """Forward work done again is 5 % of the GPU time or more.
+    """Forward work done again is 5 % of the GPU time or more. So are, in decoding, products of large tiles in layers
+    that take ten times as long as the usual product: they have the rows of many tokens, as keys and values of an
+    encoder's states in each step.
 
     Saves: That time and its launches, in steps run again as in `sync`.
     """
-    ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
+    ops, total_ns = program.ops, program.ops["ns"].sum()
+    is_again = matching(ops["phase"], ("recompute",))
+    what, fix = "recomputed forward work", "checkpoint fewer layers, or only what is cheap to compute and large to keep"
+    refuted_by = "without checkpointing the model does not fit"
+    if program.mode == "decode" and (is_product := ops["kernel_class"].eq("gemm") & (ops["layer"] != NO_LAYER)).any():
+        products = ops[is_product]
+        tiles = products["name"].astype(str).str.extract(_TILE).astype(float)
+        is_long = (tiles >= LARGE_TILE).all(axis=1) & (products["ns"] >= PROMPT_TIMES * products["ns"].median())
+        is_again |= ops.index.isin(products.index[is_long])
+        what, fix = "products of many tokens in decoding steps", "keep their results, as keys and values, in a cache"
+        refuted_by = "these steps also take in prompts, or the tokens are new ones"
+    ops = ops[is_again]
     again_ns = ops["ns"].sum()
     if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:
         return
     layer, _ = costliest(ops, "ns")
     saves = program.without_ns(ops)
     evidence = (
-        f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is recomputed forward "
-        f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
-        f"{program.with_launches(ops, saves)}"
+        f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is {what}; most in "
+        f"{layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}{program.with_launches(ops, saves)}"
     )
     yield program.finding_in_ops(
         "recompute", "Recomputed activations", evidence, ops, saves=saves,
         confidence="high" if saves <= 2 * program.busy_ns(ops) else "medium",
-        fix="checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows",
-        refuted_by="without checkpointing the model does not fit",
+        fix=f"{fix}, if memory allows", refuted_by=refuted_by,
     )  # fmt: skip
 
 

@@ -36,6 +36,10 @@ SHORT_NS = 3_000
 """A kernel that does the work of several takes less time than they by so much for each."""
 
 CHAIN_LENGTH = 4
+PAST_TIMES = 4
+"""In decoding, light kernels on new tokens take less than so many times as long as the usual one, on a cache or weights
+longer.
+"""
 
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
@@ -65,6 +69,9 @@ BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 DOUBLE = re.compile(r"lambda\(double\)|<(?:\(int\)\d+, )?double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
 _CAT = re.compile("CatArray")
+_SORTS = re.compile(r"sort|topk|index_and_segment", re.IGNORECASE)
+"""Kernels that sort rows, as of all logits to draw from the most likely ones, or find their largest values: in passes.
+"""
 _KERNEL_LAUNCH = re.compile("Launch(Cooperative)?Kernel")
 _MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
@@ -283,6 +290,16 @@ class Program(Operations):
         return min(2 * self.steady_ns(late_ns) / max(int(late_ns.sum()), 1), 1.0)
 
     @cached_property
+    def on_past(self) -> npt.NDArray[np.bool_]:
+        """Which of `ops` take too long to work on the new tokens of a decoding step alone, if they are light; in other
+        programs none.
+        """
+        if self.mode not in ("decode", "mixed"):
+            return np.zeros(len(self.ops), dtype=bool)
+        light_ns = self.ops["ns"][matching(self.ops["kernel_class"], ("elementwise", "norm"))]
+        return np.asarray(self.ops["ns"] > PAST_TIMES * max(FEW_TOKENS_NS, light_ns.median()))
+
+    @cached_property
     def kernels(self) -> pd.DataFrame:
         """The kernels among `ops`."""
         is_kernel = (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
@@ -326,8 +343,7 @@ class Program(Operations):
         is_score = (has_softmax[turn] & matching(kernel_class, POINTWISE)) | is_operand
         if self.mode in ("decode", "mixed"):
             is_first = is_second = is_first & False
-        in_forward = matching(ops["phase"], ("forward", "recompute", "other"))
-        is_half = (is_first | is_second) & in_forward
+        is_half = is_first | is_second
         scores: pd.DataFrame = ops.assign(gpu=0.5 * is_half)[is_score | is_half]
         return scores
 
@@ -339,8 +355,10 @@ class Program(Operations):
         """
         ops = self.ops
         order = _in_streams(ops)
+        order = order[~matching(ops["name"], {"memset"})[order]]  # they zero what the next kernel counts in
         is_light = matching(ops["kernel_class"], POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
         is_light |= ops["name"] == "memcpy DtoD"
+        is_light |= matching(ops["name"], _SORTS) & (ops["layer"] == NO_LAYER) & (ops["kernel_class"] == "other")
         if len(self.scores):  # fused attention has none
             is_light &= ~np.isin(ops.index, self.scores.index)
         is_light &= ~matching(ops["name"], DOUBLE)  # in another dtype there are others
@@ -384,14 +402,24 @@ class Program(Operations):
     @cached_property
     def chains(self) -> pd.DataFrame:
         """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls, as rows of `ops`; not those that
-        make masks, or only copy.
+        make masks, or only copy. In decoding, two kernels of a layer that are `on_past` are enough: they pass over
+        weights or a cache. Of each kernel is `left`, if they are fused: of those nothing, of others one pass; outside
+        layers one for each turn of a loop, in which all names recur, but the time of a launch for the first turn only.
         """
         runs = self.runs
+        is_past = self.on_past & (self.ops["layer"] != NO_LAYER).to_numpy() & (self.mode == "decode")
+        is_past = is_past[runs["row"]]
         is_chain = ~runs["makes_mask"]
-        is_long = is_chain & (runs["length"] >= CHAIN_LENGTH)
+        is_long = is_chain & ((runs["length"] >= CHAIN_LENGTH) | is_past)
         calls = runs["call_of_layer"][is_long & (runs["call_of_layer"] != NONE)].unique()
         is_chain &= (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]
-        return self._of_runs(runs.loc[is_chain, ["row", "run", "length"]])
+        chains = self._of_runs(runs.loc[is_chain, ["row", "run", "length"]]).assign(on_past=is_past[is_chain])
+        run, name = distinct(chains["run"].to_numpy(np.int64))[1], chains["name"].cat.codes.to_numpy(np.int64)
+        of_name = distinct(run.astype(np.int64) * (name.max(initial=0) + 1) + name)[1]
+        turns = np.full(run.max(initial=-1) + 1, len(chains))
+        np.minimum.at(turns, run, np.where(chains["layer"] == NO_LAYER, np.bincount(of_name, minlength=1)[of_name], 1))
+        passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / chains["ns"].clip(lower=SHORT_NS))
+        return chains.assign(left=np.where(chains["on_past"], 0, passes / chains["length"]))
 
     @cached_property
     def gaps(self) -> pd.DataFrame:

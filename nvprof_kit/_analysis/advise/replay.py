@@ -19,9 +19,10 @@ from nvprof_kit._analysis.breakdown.host import ALLOCATIONS, LONG_NS, START_NS, 
 LAUNCH_NS = 3_000
 """A call that launches a kernel takes about this long where no profiler traces it."""
 
-TRACED_LAUNCH_NS = 6_000
-"""It takes about this long where one does; a host that takes longer is slowed by the profiler, or by other programs,
-in all that it does.
+TRACED_LAUNCH_NS, QUICK = 5_000, 0.1
+"""Of the launches that a profiler traces, one of ten takes less than this; a host on which they take longer is slowed,
+by the profiler or by other programs, in all that it does. Most launches also take longer where threads wait for each
+other, which they do without a profiler too.
 """
 
 TRACED_PART = 1 / 3
@@ -63,6 +64,7 @@ class Replay:
         calls: The calls that launch or wait, rows of `HostCalls`, none inside another, by their start; those that do
             both twice, as a launch and as a wait.
         gpu_ns: How long the operations take if all are launched in time.
+        slowdown: How much slower the host is under the profiler than usual.
         allocations: The calls of that process that allocate or free memory, rows of `HostCalls`.
         allocating: When it is in them.
     """
@@ -138,11 +140,12 @@ class Replay:
         for offset, column in enumerate(times):
             np.subtract(self._moments_ns[offset + 1 :: 2], self._moments_ns[offset:-1:2], out=column)
         launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
-        launch_ns = int(median(launches_ns)) if len(launches_ns) else 0
-        added_ns, slowdown = max(launch_ns - LAUNCH_NS, 0), max(launch_ns / TRACED_LAUNCH_NS, 1)
+        launch_ns = float(np.quantile(launches_ns, QUICK)) if len(launches_ns) else 0.0
+        self.slowdown = max(launch_ns / TRACED_LAUNCH_NS, 1)
+        np.divide(times, self.slowdown, out=times, where=times < ASLEEP_NS)
+        added_ns = max(min(launch_ns, TRACED_LAUNCH_NS) - LAUNCH_NS, 0)
         before_ns[:] = np.maximum(before_ns - TRACED_PART * added_ns * calls_between, 0)
         inside_ns[:] = np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3))
-        np.divide(times, slowdown, out=times, where=times < ASLEEP_NS)
         self._usual_ns = USUAL_TIMES * (median(before_ns[is_call]) if is_call.any() else 0.0)
         start = host.start[self.calls]
         first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")

@@ -81,7 +81,7 @@ class Program:
         """Launch a kernel now; returns its end."""
         launched, self._host = self._host, max(self._host + self._launch, self._full)  # it waits if the queue is full
         start = max(self._host + 2 * US, after, self._device if stream == 7 else 0)
-        at = (int(launched if self._host == self._full else max(launched, self._host - 6 * US)), int(self._host))
+        at = (int(launched if self._host == self._full else max(launched, self._host - 5 * US)), int(self._host))
         self._file.kernel(int(start), int(start + took), launched=at, name=name, stream=stream, **more)
         if stream == 7:
             self._device = start + took
