@@ -112,7 +112,7 @@ class Job:
         """The parallel groups: which ranks share a communicator, and for which parallelism (data, tensor, …)."""
         from nvprof_kit._ranks.groups import parallel_groups
 
-        rows = parallel_groups(self._aligned.tables, self._stages, self._aligned.marked_groups.name_of)
+        rows = parallel_groups(self._aligned.tables, self._stages, self._aligned.marked_groups)
         return self._table("groups", rows)
 
     @cached_property

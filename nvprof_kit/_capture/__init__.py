@@ -1,1 +1,1 @@
-"""Capture: the embedded recorder and the location of the recipes."""
+"""Runs nsys, ncu and PyTorch's profiler, and checks the machine before."""

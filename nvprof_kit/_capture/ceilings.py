@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._findings import Finding, checked
+from nvprof_kit._instrument.ranks import replacing
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import PEAKS_FILE
 
@@ -51,10 +52,9 @@ def measure_peaks(folder: str | Path) -> Finding:
     except RuntimeError as error:
         raise ToolError(f"--measure failed: {str(error).splitlines()[0]}") from None
     figures = {"gpu": torch.cuda.get_device_name(), "flops": flops, "bandwidth": bandwidth, "torch": torch.__version__}
-    partial = path.with_name(f".{path.name}.tmp")
     try:
-        partial.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as new:
+            new.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot write it: {error.strerror}") from None
     rates = ", ".join(f"{dtype} {rate / 1e12:,.4g}" for dtype, rate in flops.items())

@@ -56,8 +56,8 @@ def check_counters(machine: Machine) -> Iterator[Finding]:
     evidence = "hardware counters are restricted to administrators (RmProfilingAdminOnly: 1)"
     why = "ncu and --gpu-metrics-devices fail with ERR_NVGPUCTRPERM; times per layer do not need them"
     fix = (
-        f"{access}: echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/nvidia-profiling.conf, "
-        "rebuild the initramfs (update-initramfs -u, or dracut -f) and reboot"
+        f"{access}: echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > "
+        "/etc/modprobe.d/nvidia-profiling.conf, rebuild the initramfs (update-initramfs -u, or dracut -f) and reboot"
     )
     yield checked("warning", "counters", evidence, why, fix)
 

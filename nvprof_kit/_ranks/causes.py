@@ -20,23 +20,13 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
-_OF_DOING = {
-    "launch": "host",
-    "sync": "host",
-    "after_sync": "host",
-    "off_cpu": "host",
-    "unknown": "host",
-    "graph": "host",
-    "queued": "host",
-    "other": "host",
-    "dataloader": "data_loading",
-    "allocation": "allocation",
-    "profiler": "profiler",
-    "gc": "garbage_collection",
-    "loading": "warm_up",
-    "copy": "copy",
-    "transfer": "transfer",
+_KINDS = {
+    **dict.fromkeys(("launch", "sync", "after_sync", "off_cpu", "unknown", "graph", "queued", "other"), "host"),
+    **{name: name for name in ("compute", "allocation", "profiler", "copy", "transfer")},
+    **{"dataloader": "data_loading", "gc": "garbage_collection", "loading": "warm_up"},
 }
+"""What a device does, by kind; all else is communication."""
+
 TOGETHER_NS = 200_000
 """A collective is a common point of two ranks only if it ended on both within this time: a sender can end long before
 its receiver arrives."""
@@ -71,22 +61,14 @@ def cause_shares(
     instance, end = (np.append(points[name].to_numpy(), NONE)[point.astype(np.int64)] for name in ("instance", "e"))
     exposed = segments.groupby(["rank", "collective"], sort=False)["ns"]
     segments = segments.assign(within=instance, end_ns=end - (exposed.transform("sum") - exposed.cumsum()).to_numpy())
-    since = _last_common(points, first_point, pairs, late_rows, peer_rows)
-    started = np.flatnonzero(since[0] != NONE)
-    activity = []
-    for sign, rows, common in ((1, late_rows, since[0]), (-1, peer_rows, since[1])):
-        pieces = _activity(points, segments, common[started], rows[started], instances["arrival"].to_numpy())
-        activity.append(pieces.assign(pair=started[pieces["pair"]], ns=sign * pieces["ns"], ops=sign * pieces["ops"]))
-    both = pd.concat(activity, ignore_index=True)
-    both["kind"] = np.where(both["doing"] == "compute", "compute", both["doing"].map(_OF_DOING).fillna("communication"))
-    # first by kind, then by layer within a kind: time that only moved between layers, as gaps do, does not count
-    kinds = ["pair", "kind", "within"]
-    positive = both.groupby(kinds, sort=False)["ns"].sum().clip(lower=0).rename("net")
-    net = positive[positive > 0].reset_index()
-    net["of_pair"] = net["net"] / net.groupby("pair")["net"].transform("sum")
-    more = both.groupby([*kinds, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
-    more = more[more["ns"] > 0].merge(net, on=kinds).join(pairs[["instance", "late_rank"]], on="pair")
-    more["share"] = more["of_pair"] * more["ns"] / more.groupby(kinds)["ns"].transform("sum")
+    common = _last_common(points, first_point, pairs, late_rows, peer_rows)
+    compared = np.flatnonzero(common[0] != NONE)
+    of_late, of_peers = (
+        _activity(points, segments, since[compared], rows[compared], instances["arrival"].to_numpy())
+        for since, rows in zip(common, (late_rows, peer_rows), strict=True)
+    )
+    more = excesses(of_late, of_peers)
+    more = more.assign(pair=compared[more["pair"]]).join(pairs[["instance", "late_rank"]], on="pair")
     last = instances["late_rank"].to_numpy()
     is_analyzed = more["within"].between(0, len(last) - 1)
     late_within = np.append(last, NONE)[more["within"].where(is_analyzed, NONE)]
@@ -98,9 +80,32 @@ def cause_shares(
     more["cause"] = np.select(conditions, ["transfer", "collective", "more_kernels", "slower_kernels"], more["kind"])
     more = more.replace({"layer": {"": NO_LAYER}, "phase": {"": NO_PHASE}})
     unknown = pairs[~pairs.index.isin(more["pair"])]
-    cause = np.where(since[0][unknown.index] == NONE, "start_up", "unresolved")
+    cause = np.where(common[0][unknown.index] == NONE, "start_up", "unresolved")
     direct = pd.concat([more.loc[~is_chain, _SHARES], without_cause(unknown, cause)], ignore_index=True)
     return _resolved(direct, more[is_chain], last)
+
+
+def excesses(of_late: pd.DataFrame, of_peers: pd.DataFrame) -> pd.DataFrame:
+    """What a late rank did longer than its peer, with shares that add up to 1 for each pair.
+
+    By kind first, then by layer within a kind: time that only moved between layers, as gaps do, does not count.
+
+    Args:
+        of_late: What the late rank of each pair did, see `_activity`.
+        of_peers: The same of the peers.
+
+    Returns:
+        pair, kind, within, doing, layer, phase, ops (how many more), share.
+    """
+    both = pd.concat([of_late, of_peers.assign(ns=-of_peers["ns"], ops=-of_peers["ops"])], ignore_index=True)
+    both["kind"] = both["doing"].map(_KINDS).fillna("communication")
+    keys = ["pair", "kind", "within"]
+    of_kind = both.groupby(keys, sort=False)["ns"].sum()
+    of_kind = of_kind[of_kind > 0]
+    of_pair = (of_kind / of_kind.groupby("pair").transform("sum")).rename("of_pair").reset_index()
+    of_layer = both.groupby([*keys, "doing", "layer", "phase"], sort=False)[["ns", "ops"]].sum().reset_index()
+    more = of_layer[of_layer["ns"] > 0].merge(of_pair, on=keys)
+    return more.assign(share=more["of_pair"] * more["ns"] / more.groupby(keys)["ns"].transform("sum"))
 
 
 def without_cause(pairs: pd.DataFrame, cause: str | npt.NDArray[np.str_]) -> pd.DataFrame:
@@ -194,8 +199,7 @@ def _activity(
     transfer = np.where(is_analyzed, np.clip(pieces["end_ns"] - all_arrived, 0, pieces["ns"]), 0)
     moved = pieces.assign(doing="transfer", layer="", phase="", within=NONE, ops=0, ns=transfer)[transfer > 0]
     pieces["ns"] -= transfer
-    columns = ["pair", "doing", "layer", "phase", "within", "ns", "ops"]
-    return pd.concat([pieces, moved], ignore_index=True)[columns]
+    return pd.concat([pieces, moved], ignore_index=True)[["pair", "doing", "layer", "phase", "within", "ns", "ops"]]
 
 
 def _resolved(direct: pd.DataFrame, chained: pd.DataFrame, last: Int64Array) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -169,22 +169,19 @@ _POINT_TO_POINT = {"Send", "Recv", "SendRecv"}
 _LISTED = 16
 
 
-def parallel_groups(
-    tables: JobTables, stages: Mapping[int, int], name_of: Callable[..., str] = lambda _ranks, **_kind: ""
-) -> pd.DataFrame:
+def parallel_groups(tables: JobTables, stages: Mapping[int, int], marked_groups: ListedGroups) -> pd.DataFrame:
     """The groups, with `GROUP_COLUMNS`.
 
     Args:
         tables: The job's maps, with separated communicators.
         stages: The pipeline stage of each rank.
-        name_of: The program's name for a group without one, by its ranks
-            (`nvprof_kit._ranks.groups.ListedGroups.name_of`).
+        marked_groups: The groups that the marks list, which name a group without a name by its ranks.
     """
     rows = []
     for _, comm_uses in tables.uses().groupby("c", sort=False):
         ranks = sorted({int(rank) for use_ranks in comm_uses["ranks"] for rank in use_ranks})
         name, kinds = str(comm_uses["group"].max()), sorted(filter(None, set(comm_uses["kind"])))
-        name = name or name_of(ranks, passes_on=set(kinds) <= _POINT_TO_POINT)
+        name = name or marked_groups.name_of(ranks, passes_on=set(kinds) <= _POINT_TO_POINT)
         parallel, found_by = named_parallel(name), "name"
         if parallel == "unknown":
             parallel, found_by = used_parallel(comm_uses, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"

@@ -208,7 +208,6 @@ def late_rank(
         has_steps: Whether the job has steps.
     """
     cost, steps = float(costs.median()), costs.index.tolist()
-    of_step = f"{_ms(cost)} of " + (f"a step of {_ms(length)}" if has_steps else f"the {_ms(length)} that are recorded")
     priced = _priced(cost, length)
     if faults["cost_ns"][faults["cause"] == "collective"].sum() > faults["cost_ns"].sum() / 2:
         sentence = (
@@ -217,46 +216,53 @@ def late_rank(
         )
         return Verdict(cause="collective", sentence=sentence, **priced | {"severity": "warning"})
     by_kind = _by_step(faults, "kind", steps).median()
-    layer, phase, top = _standing_out(faults, layers, length, steps)
+    layer, phase, kind = _standing_out(faults, layers, length, steps)
     # a cause with a specific place, if it is a large part of the cost; a late host affects all layers
     placed = by_kind[by_kind.index.isin(_PLACES)]
-    if top is None and len(placed) and placed.max() >= max(NOTABLE * length, cost / 3):
-        top = str(placed.idxmax())
-    top = top or str(by_kind.idxmax())
-    top_faults = faults[(faults["kind"] == top) & ((faults["layer"] == layer) if layer else True)]
+    if kind is None and len(placed) and placed.max() >= max(NOTABLE * length, cost / 3):
+        kind = str(placed.idxmax())
+    kind = kind or str(by_kind.idxmax())
+    of_kind = faults[(faults["kind"] == kind) & ((faults["layer"] == layer) if layer else True)]
     where = f" in {layer} {phase}" if layer else ""
-    if layer is None and top in ("work", "host"):
-        # most of the cost may lie in one phase outside layers, such as the optimizer
-        sums: Any = top_faults.groupby(["layer", "phase"])["cost_ns"].sum()
-        owner = sums.idxmax()
-        work: Any = layers.groupby(["layer", "phase"])["peers_ns"].sum()
-        usual = float(work.get(owner, 0.0)) / max(float(work.sum()), 1.0)
-        share = float(sums.max()) / max(float(sums.sum()), 1.0)
-        if owner[0] == NO_LAYER and share > 0.5 and share >= 1.5 * usual:
-            phase = None if owner[1] == NO_PHASE else str(owner[1])
-            where = " outside layers" if phase is None else f" outside layers, in the {phase} phase"
-    cause = {"host": "slow_host", "transfer": "slow_link"}.get(top, top)
-    if top == "work":
-        is_more = top_faults.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
+    if layer is None and kind in ("work", "host"):
+        phase, where = outside_layers(of_kind, layers)
+    cause = {"host": "slow_host", "transfer": "slow_link"}.get(kind, kind)
+    if kind == "work":
+        is_more = of_kind.groupby("cause")["cost_ns"].sum().idxmax() == "more_kernels"
         cause = "more_work" if is_more else "slow_layer" if where else "slow_gpu"
     peer_ns = float(layers["peers_ns"].sum())
     ratio = f"{float(layers['median_ns'].sum()) / peer_ns:.2f}" if peer_ns else "?"
-    sentence = f"rank {rank} is the straggler: {_WHY.get(cause, cause).format(where=where, ratio=ratio)}"
-    sentence += f"; it holds the others up for {of_step}"
-    place_cost = float(_by_step(top_faults, "kind", steps)[top].median())
-    if layer and place_cost < 0.9 * cost:
-        sentence += f", {_ms(place_cost)} of it there"
-    if layer and by_kind[top] - place_cost >= NOTABLE * length:
-        reason = f"{_PHRASES[top]} elsewhere" if top in ("work", "host") else "for the same reason elsewhere"
-        sentence += f", {_ms(by_kind[top] - place_cost)} {reason}"
-    for kind, ns in by_kind.drop(top).items():
+    why = _WHY.get(cause, cause).format(where=where, ratio=ratio)
+    of_step = f"a step of {_ms(length)}" if has_steps else f"the {_ms(length)} that are recorded"
+    parts = [f"rank {rank} is the straggler: {why}; it holds the others up for {_ms(cost)} of {of_step}"]
+    here = float(_by_step(of_kind, "kind", steps)[kind].median())
+    if layer and here < 0.9 * cost:
+        parts.append(f"{_ms(here)} of it there")
+    if layer and by_kind[kind] - here >= NOTABLE * length:
+        reason = f"{_PHRASES[kind]} elsewhere" if kind in ("work", "host") else "for the same reason elsewhere"
+        parts.append(f"{_ms(by_kind[kind] - here)} {reason}")
+    for other, ns in by_kind.drop(kind).items():
         if ns >= NOTABLE * length:
-            elsewhere = {"work": " elsewhere", "host": " in all layers"}.get(str(kind), "")
-            sentence += f", {_ms(ns)} {_PHRASES.get(str(kind), str(kind))}{elsewhere}"
+            elsewhere = {"work": " elsewhere", "host": " in all layers"}.get(str(other), "")
+            parts.append(f"{_ms(ns)} {_PHRASES.get(str(other), str(other))}{elsewhere}")
     if has_steps:
         often = int((faults.groupby("step")["cost_ns"].sum() >= NOTABLE * length).sum())
-        sentence += f", in {often} of {plural(len(steps), 'step')}"
-    return Verdict(rank=rank, layer=layer, phase=phase, cause=cause, sentence=sentence, **priced)
+        parts.append(f"in {often} of {plural(len(steps), 'step')}")
+    return Verdict(rank=rank, layer=layer, phase=phase, cause=cause, sentence=", ".join(parts), **priced)
+
+
+def outside_layers(faults: pd.DataFrame, layers: pd.DataFrame) -> tuple[str | None, str]:
+    """The phase outside layers that has most of the cost, such as the optimizer, and this place in words; None and ''
+    if it has not, or no more of the cost than of the work.
+    """
+    costs: Any = faults.groupby(["layer", "phase"])["cost_ns"].sum()
+    work: Any = layers.groupby(["layer", "phase"])["peers_ns"].sum()
+    layer, phase = owner = costs.idxmax()
+    share = float(costs.max()) / max(float(costs.sum()), 1.0)
+    usual = float(work.get(owner, 0.0)) / max(float(work.sum()), 1.0)
+    if layer != NO_LAYER or share <= 0.5 or share < 1.5 * usual:
+        return None, ""
+    return (None, " outside layers") if phase == NO_PHASE else (str(phase), f" outside layers, in the {phase} phase")
 
 
 _WHY = {

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nvprof_kit._report.page.timeline import lane_label
+from nvprof_kit._report.page.timeline import begins_run, lane_label
 from nvprof_kit._trace.schema import CaptureInfo
 
 if TYPE_CHECKING:
@@ -157,10 +157,7 @@ def _runs(ops: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Consecutive operations with equal keys as one row each, from the first to the last. Such a run is shorter than
     the step time, and a step can have several.
     """
-    is_first = np.ones(len(ops), dtype=bool)
-    codes = [(ops[key].cat.codes if ops[key].dtype == "category" else ops[key]).to_numpy() for key in keys]
-    is_first[1:] = np.any([np.diff(code) != 0 for code in codes], axis=0)
-    first = np.flatnonzero(is_first)
+    first = np.flatnonzero(begins_run(ops, keys))
     last = np.append(first[1:], len(ops)) - 1
     return ops.iloc[first].assign(end_ns=ops["end_ns"].to_numpy()[last])
 

@@ -66,17 +66,10 @@ def labels(codes: npt.NDArray[np.integer[Any]], names: Sequence[str]) -> Any:
     """A categorical column from codes into a list of names; the list may contain duplicates."""
     import pandas as pd
 
-    unique, index = (
-        np.unique(np.asarray(names, dtype=object), return_inverse=True)
-        if len(names)
-        else (np.array([], object), np.array([], int))
-    )
-    narrow = next(
-        dtype for dtype in (np.int8, np.int16, np.int32) if len(unique) <= np.iinfo(dtype).max
-    )  # pandas' choice
-    return pd.Categorical.from_codes(
-        index.astype(narrow)[codes] if len(names) else codes, categories=pd.Index(unique, dtype=object)
-    )
+    unique, index = np.unique(np.asarray(names, dtype=object), return_inverse=True)
+    if len(names):
+        codes = index.astype(np.min_scalar_type(~len(unique)))[codes]  # the type that pandas takes
+    return pd.Categorical.from_codes(codes, categories=pd.Index(unique, dtype=object))
 
 
 def appended(table: str, frame: Any, columns: Mapping[str, Any]) -> Any:

@@ -38,12 +38,12 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
 
         code, values = pd.factorize(ids, sort=True)
         return np.asarray(values, dtype=np.int64), code
-    is_present, place = np.zeros(high - low + 1, dtype=np.bool_), ids - low if low else ids
-    is_present[place] = True
+    is_present, position = np.zeros(high - low + 1, dtype=np.bool_), ids - low if low else ids
+    is_present[position] = True
     present_ids = np.flatnonzero(is_present)
     rank_of_id = np.zeros(len(is_present), dtype=np.int32)
     rank_of_id[present_ids] = np.arange(len(present_ids), dtype=np.int32)
-    return present_ids + low, rank_of_id[place]
+    return present_ids + low, rank_of_id[position]
 
 
 def distinct_rows(*columns: npt.NDArray[np.int64]) -> tuple[list[npt.NDArray[np.int64]], npt.NDArray[np.integer[Any]]]:
@@ -76,13 +76,13 @@ def concatenated(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     if filled and all(column.strides == (0,) and column[0] == filled[0][0] for column in filled):
         return np.broadcast_to(filled[0][0], size)
     dtype = np.result_type(*columns)
-    whole = filled[0] if filled and filled[0].flags.owndata and filled[0].dtype == dtype else np.empty(0, dtype)
-    low = len(whole)
-    whole.resize(size, refcheck=False)
+    joined = filled[0] if filled and filled[0].flags.owndata and filled[0].dtype == dtype else np.empty(0, dtype)
+    low = len(joined)
+    joined.resize(size, refcheck=False)
     for column in filled[low > 0 :]:
-        whole[low : low + len(column)] = column
+        joined[low : low + len(column)] = column
         low += len(column)
-    return whole
+    return joined
 
 
 def launching_calls(calls: Mapping[str, Any] | pd.DataFrame, ops: Mapping[str, Any] | pd.DataFrame) -> Int64Array:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nvprof_kit._trace.files.kinds import NEEDED, NEEDED_NSYS, description_of
-from nvprof_kit._trace.files.packed import check_file, unpack
+from nvprof_kit._trace.files.packed import XZ, check_file, unpack
 from nvprof_kit._trace.kineto.reader import KinetoReader
 from nvprof_kit._trace.ncu.reader import PageReader, ReportReader
 from nvprof_kit._trace.nsys.reader import NsysReader
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nvprof_kit._trace.schema import Trace
     from nvprof_kit._trace.torch_memory.snapshot import Snapshot
 
-_XZ = b"\xfd7zXZ\x00"
 READERS: list[CaptureReader] = [NsysReader(), KinetoReader()]
 """The formats of captures."""
 NCU_READERS: list[Reader[NcuReport]] = [ReportReader(), PageReader()]
@@ -49,8 +48,8 @@ def open_capture(
             Kineto ``.json`` or ``.json.gz``; a file also compressed as ``.xz``.
         domain: NVTX domain to take the ranges from; '' is the default domain.
         optional: The optional columns of `nvprof_kit._trace.schema` to read, and the optional tables: ``calls``,
-            ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``; with
-            `BUSY_CALLS`, only calls that launch, wait, allocate or free.
+            ``samples``, ``marks``, ``allocations``, ``collectives``, ``scheduled``, ``loads``, ``shapes``,
+            ``frames``; with `BUSY_CALLS`, only calls that launch, wait, allocate or free.
         cpu_only: Whether to read an nsys capture without GPU operations too: see `CaptureInfo.no_ops_reason`.
 
     Returns:
@@ -143,7 +142,7 @@ def _opened(path: str | Path, readers: Iterable[_Format], expected: str) -> Iter
     try:
         with ExitStack() as stack:
             source = Source(path, path)
-            if _header(path, expected).startswith(_XZ):
+            if _header(path, expected).startswith(XZ):
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvprof-kit-"))
                 source = Source(Path(folder) / (path.stem if path.suffix == ".xz" else path.name), path)
                 unpack(path, source.path)

@@ -450,16 +450,16 @@ def _export(profiler: Any, path: Path, *, shares_path: bool) -> tuple[Path | Non
         Where it is, None if other processes share the path and it has no event; and whether it has none. Such a trace
         has a few kilobytes of names, and larger ones are not searched.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.json")
-    packed = partial.with_name(f"{partial.name}.gz")
+    partial = plain = path.with_name(f".{path.name}.{os.getpid()}.json")
+    packed = plain.with_name(f"{plain.name}.gz")
     try:
-        profiler.export_chrome_trace(str(partial))
-        if not partial.exists() or not partial.stat().st_size:
+        profiler.export_chrome_trace(str(plain))
+        if not plain.exists() or not plain.stat().st_size:
             raise OSError("PyTorch could not write it; is the disk full?")
-        empty = partial.stat().st_size < 1 << 16 and not _EVENT.search(partial.read_bytes())
+        empty = plain.stat().st_size < 1 << 16 and not _EVENT.search(plain.read_bytes())
         if path.name.endswith(".gz"):
             # the fastest level: a third larger than with the default level, in a tenth of the time
-            with partial.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
+            with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             partial = packed
         if shares_path:
@@ -475,10 +475,8 @@ def _export(profiler: Any, path: Path, *, shares_path: bool) -> tuple[Path | Non
         partial.replace(path)
         return path, empty
     finally:
-        for temporary in (partial, packed, path.with_name(f".{path.name}.{os.getpid()}.json")):
+        for temporary in (plain, packed, plain.with_name(f"{plain.name}.tmp")):  # PyTorch leaves the last if it fails
             temporary.unlink(missing_ok=True)
-            # which PyTorch leaves after a failure
-            temporary.with_name(f"{temporary.name}.tmp").unlink(missing_ok=True)
 
 
 def _cuda() -> Any:

@@ -237,12 +237,12 @@ class Recording:
         if self._schedule or not self._memory_mb:
             return
         try:
-            grown = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES - self._base
+            resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
         except (OSError, ValueError, IndexError):  # it is not known
-            grown = -self._base
-        if not self._base:
-            self._base = grown
-        elif grown > self._memory_mb * 10**6:
+            return
+        self._base = self._base or resident
+        grown = resident - self._base
+        if grown > self._memory_mb * 10**6:
             say(
                 f"the recording ended after {self._steps} steps, in which the process grew by {grown // 10**6} MB; "
                 "--max-memory sets the limit, --schedule 50:60 records a few steps; the program continues"

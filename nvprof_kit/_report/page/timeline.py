@@ -165,6 +165,14 @@ def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Draw
     return {"start": origin, "steps": drawn_steps(steps, origin), "groups": groups, "note": note}
 
 
+def begins_run(rows: pd.DataFrame, names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Which rows differ from the one before them in any of these columns; the first row does."""
+    columns = (rows[name].cat.codes if rows[name].dtype == "category" else rows[name] for name in names)
+    is_first = np.ones(len(rows), dtype=bool)
+    is_first[1:] = np.any([np.diff(column) != 0 for column in columns], axis=0)
+    return is_first
+
+
 def drawn_steps(steps: Sequence[ShownStep], origin: int) -> list[dict[str, Any]]:
     """Number, title, start since `origin`, duration and idle time of each step."""
     return [
@@ -189,9 +197,7 @@ def _merged(timeline: Timeline, separate: Sequence[Any], limit: int, left_out: l
     length = end - start
     if len(ops) <= limit:
         return ops.assign(count=1, busy=length)
-    owner = [ops[name].cat.codes if ops[name].dtype == "category" else ops[name] for name in ("layer", "phase")]
-    changes = np.ones(len(ops), dtype=bool)
-    changes[1:] = np.any([np.diff(key) != 0 for key in (ops["lane"], ops["instance"], *owner)], axis=0)
+    changes = begins_run(ops, ("lane", "instance", "layer", "phase"))
     alone, short, first = np.isin(ops["instance"], separate), _SHORTEST_NS, np.arange(len(ops))
     while len(first) > limit and short < _LONGEST_NS:
         is_long = alone | (length > short)

@@ -218,9 +218,7 @@ def kernel_names(names: Iterable[str]) -> dict[str, str]:
     left = list(dict.fromkeys(names))
     for lambdas, arguments in ((False, False), (True, False), (False, True), (True, True)):
         short = {name: _kernel(name, lambdas, arguments) for name in left}
-        users: dict[str, int] = {}
-        for text in short.values():
-            users[text] = users.get(text, 0) + 1
+        users = Counter(short.values())
         taken = set(chosen.values())
         chosen |= {name: text for name, text in short.items() if users[text] == 1 and text not in taken}
         left = [name for name in left if name not in chosen]

@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from nvprof_kit._trace.files.packed import UNREADABLE, beginning_of
+from nvprof_kit._trace.files.packed import GZIP, UNREADABLE, beginning_of
 from nvprof_kit.errors import CaptureError
 
 _READERS = "`nvprof-kit layers` and similar commands read it"
-_XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
 _HEAD = 4096
 PARQUET_FOLDER = "_pqtdir"
 """What ``nsys export --type=parquetdir run.nsys-rep`` appends to ``run``."""
@@ -97,7 +96,7 @@ def kind_of(header: bytes) -> Kind | None:
 
 def description_of(header: bytes) -> str:
     """Description of a file with these first bytes and the verb that reads it; '' if unknown."""
-    kind = TRACE if header.startswith(_GZIP) else kind_of(header)
+    kind = TRACE if header.startswith(GZIP) else kind_of(header)
     return kind.sentence if kind else ""
 
 

@@ -18,7 +18,9 @@ from typing import IO
 
 from nvprof_kit.errors import CaptureError
 
-_XZ = b"\xfd7zXZ\x00"
+XZ, GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
+"""How these files begin."""
+
 _RATIO = 500
 """Higher than any capture's compression ratio: about 20 for trace JSON, about 15 for SQLite with xz."""
 _LEAST = 256 << 20
@@ -112,17 +114,17 @@ def beginning_of(path: Path, count: int) -> bytes:
     """
     check_file(path)
     with path.open("rb") as file:
-        start = file.read(len(_XZ))
-    with lzma.open(path) if start.startswith(_XZ) else path.open("rb") as file:
+        start = file.read(len(XZ))
+    with lzma.open(path) if start.startswith(XZ) else path.open("rb") as file:
         header = file.read(count)
-    return zlib.decompressobj(31).decompress(header, count) if header.startswith(b"\x1f\x8b") else header
+    return zlib.decompressobj(31).decompress(header, count) if header.startswith(GZIP) else header
 
 
 @contextmanager
 def _unpacked(path: Path, room: int) -> Iterator[Bounded]:
     """The bytes of a file, decompressed if it is an xz file, as a stream that ends with an error at `room` bytes."""
     with path.open("rb") as file:
-        is_xz = file.read(len(_XZ)) == _XZ
+        is_xz = file.read(len(XZ)) == XZ
     limit = min(room_for(path.stat().st_size), room) if is_xz else room
     try:
         with lzma.open(path) if is_xz else path.open("rb") as stream:

@@ -9,15 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nvprof_kit._trace.files.packed import UNREADABLE
+from nvprof_kit._trace.files.packed import GZIP, UNREADABLE
 from nvprof_kit._trace.reader import Request, Source
 from nvprof_kit._trace.schema import TABLES
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.schema import Trace
-
-_GZIP = b"\x1f\x8b"
 
 
 class KinetoReader:
@@ -29,7 +27,7 @@ class KinetoReader:
         """Whether a path is of this format."""
         if header.startswith(b"[RANK "):
             return False
-        if header.startswith(_GZIP):
+        if header.startswith(GZIP):
             try:
                 with gzip.open(path) as file:
                     header = file.read(64)

@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from nvprof_kit._trace.files.packed import Bounded, room_for
+from nvprof_kit._trace.files.packed import GZIP, Bounded, room_for
 from nvprof_kit.errors import CaptureError
 
 _WINDOW = 4 << 20
@@ -125,7 +125,7 @@ class TraceFile:
         """
         try:
             with self._path.open("rb") as file:
-                packed = file.read(2) == b"\x1f\x8b"
+                packed = file.read(2) == GZIP
                 file.seek(0)
                 raw = cast("IO[bytes]", gzip.open(file) if packed else file)  # noqa: SIM115  # the file is closed below
                 limit = room_for(self._path.stat().st_size) if packed else None

@@ -82,8 +82,8 @@ def _checked(report: NcuReport) -> NcuReport:
             warnings.append(f"{said}: left out")
     if not warnings:
         return report
-    every = (*report.warnings, *as_issues("ncu-report", warnings))
-    return replace(report, metrics=report.metrics.assign(**metrics), warnings=every)
+    all_warnings = (*report.warnings, *as_issues("ncu-report", warnings))
+    return replace(report, metrics=report.metrics.assign(**metrics), warnings=all_warnings)
 
 
 def together(reports: Sequence[NcuReport]) -> NcuReport:

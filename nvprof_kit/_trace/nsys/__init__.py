@@ -1,1 +1,1 @@
-"""SQLite exports of Nsight Systems as tables."""
+"""Captures of Nsight Systems, its reports and their exports, as tables."""
