@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nvprof_kit._capture.machine import run_command
 from nvprof_kit._capture.report import need_name, need_tool, open_stage, print_command, publish, recipes_folder, say
@@ -31,8 +32,20 @@ _REFUSED = re.compile(
 # --- what is measured ---
 
 
-def read_sets(ncu: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The sections and the metrics of sets that an ncu has for the first GPU, as ``recipes/ncu/sets.sh`` prints them.
+class Measured(NamedTuple):
+    """The sections and metrics that ncu measures."""
+
+    sections: list[str]
+    metrics: list[str]
+
+    @property
+    def options(self) -> list[str]:
+        """The words of ncu's command line for them."""
+        return [*(f"--section={name}" for name in self.sections), f"--metrics={','.join(self.metrics)}"]
+
+
+def read_sets(ncu: str, names: Sequence[str]) -> Measured:
+    """What is in sets that an ncu has for the first GPU, as ``recipes/ncu/sets.sh`` prints it.
 
     Args:
         ncu: The executable.
@@ -57,7 +70,7 @@ def read_sets(ncu: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
         say(note)
     options = result.stdout.splitlines()
     sections = [option.removeprefix("--section=") for option in options if option.startswith("--section=")]
-    return sections, options[-1].removeprefix("--metrics=").split(",")
+    return Measured(sections, options[-1].removeprefix("--metrics=").split(","))
 
 
 def range_filter(domain: str, text: str) -> str:
@@ -158,9 +171,9 @@ def measure_program(
     if "%" in output:
         raise UsageError(f"-o '{output}': ncu gives % a meaning; take a name without")
     need_name(output)
-    sections, metrics = read_sets(tool, set or DEFAULT_SETS)
+    measured = read_sets(tool, set or DEFAULT_SETS)
     # what waits for another GPU hangs when it is run again alone
-    waits = rank is not None or any("nvl" in name.lower() for name in (*sections, *metrics))
+    waits = rank is not None or any("nvl" in name.lower() for name in (*measured.sections, *measured.metrics))
     _check_ranks(tool, rank, program)
     settings = ["--target-processes=all", "--nvtx", f"--replay-mode={'application' if waits else 'kernel'}"]
     settings += ["--clock-control=none", "--cache-control=all"]
@@ -171,18 +184,17 @@ def measure_program(
     # numbers without the locale's marks; the rank is for rank.sh
     added = {"LC_ALL": "C", **({} if rank is None else {"NVPROF_KIT_NCU_RANK": str(rank)}), **environ}
 
-    def command(report: str, sections: Sequence[str], metrics: Sequence[str], *overwrite: str) -> list[str]:
-        measured = [*(f"--section={name}" for name in sections), f"--metrics={','.join(metrics)}"]
-        return [tool, *overwrite, *settings, *measured, *ncu, f"--export={report}", *program]
+    def command(report: str, measured: Measured, *overwrite: str) -> list[str]:
+        return [tool, *overwrite, *settings, *measured.options, *ncu, f"--export={report}", *program]
 
     if dry_run:
-        print_command(command(output, sections, metrics, *["--force-overwrite"] * force), environ=added)
+        print_command(command(output, measured, *["--force-overwrite"] * force), environ=added)
         print(f"LC_ALL=C {shlex.join([tool, f'--import={output}.ncu-rep', *_IMPORT])} > {shlex.quote(f'{output}.csv')}")
         return 0
     need_tool("ncu", tool, "Nsight Compute")
     stage = open_stage(output, [".ncu-rep", ".csv"], program=program, force=force)
     report = stage / f"{Path(output).name}.ncu-rep"
-    status = _measure(tool, command, (sections, metrics), report, added)
+    status = _measure(tool, command, measured, report, added)
     if not report.exists():
         shutil.rmtree(stage, ignore_errors=True)
         why = "" if rank is None else f"; is there a rank {rank} on this host, started by rank.sh?"
@@ -199,19 +211,15 @@ def measure_program(
 
 
 def _measure(
-    ncu: str,
-    command: Callable[..., list[str]],
-    measured: tuple[list[str], list[str]],
-    report: Path,
-    environ: Mapping[str, str],
+    ncu: str, command: Callable[..., list[str]], measured: Measured, report: Path, environ: Mapping[str, str]
 ) -> int:
     """Run ncu, again without what it refuses until it writes a report or refuses nothing more; returns its status."""
     supervisor = NcuSupervisor(environ)
     while True:
-        status, log = supervisor.run(command(str(report.with_suffix("")), *measured))
+        status, log = supervisor.run(command(str(report.with_suffix("")), measured))
         # no second time after a signal; 255 is an older ncu's own
         ended = report.exists() or supervisor.interrupted or (status > 128 and status != 255)
-        remaining = measured if ended else _without_refused(ncu, *measured, log)
+        remaining = measured if ended else _without_refused(ncu, measured, log)
         if remaining == measured:
             break
         measured = remaining
@@ -223,13 +231,13 @@ def _measure(
     return status
 
 
-def _without_refused(
-    ncu: str, sections: Sequence[str], metrics: Sequence[str], log: str
-) -> tuple[list[str], list[str]]:
-    """The sections and metrics without those that this GPU does not give, as ncu says; these are named."""
+def _without_refused(ncu: str, measured: Measured, log: str) -> Measured:
+    """What is measured without what this GPU does not give, as ncu says; the names of that are printed."""
     refused = {
         name.strip().partition(".")[0] for match in _REFUSED.finditer(log) for name in (match[1] or match[2]).split(",")
     }
+    if not refused:
+        return measured
 
     def is_refused(name: str) -> bool:
         return name.strip().lstrip("-").partition(".")[0] in refused
@@ -238,8 +246,12 @@ def _without_refused(
         listing = run_command([ncu, "--list-metrics", "--section", section]) or ""
         return any(map(is_refused, listing.splitlines()))
 
-    left_out = [*filter(holds_refused, sections if refused else ())], [*filter(is_refused, metrics)]
-    for kind, names in zip(("section", "metric"), left_out, strict=True):
+    remaining = Measured(
+        [name for name in measured.sections if not holds_refused(name)],
+        [name for name in measured.metrics if not is_refused(name)],
+    )
+    for kind, names, remaining_names in zip(("section", "metric"), measured, remaining, strict=True):
         for name in names:
-            say(f"{kind} {name}: left out")
-    return [name for name in sections if name not in left_out[0]], [name for name in metrics if name not in left_out[1]]
+            if name not in remaining_names:
+                say(f"{kind} {name}: left out")
+    return remaining

@@ -24,6 +24,7 @@ from nvprof_kit._cli.verbs.job import ranks
 from nvprof_kit._cli.verbs.sources import ncu
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NSYS, expect
 from nvprof_kit.errors import UsageError
+from nvprof_kit.integrations.annotate import environment
 
 
 class _Doctor(click.Command):
@@ -51,7 +52,6 @@ def _profiled(
     """
     from nvprof_kit._capture.recorder.recording import NOTHING_COUNTED
     from nvprof_kit._trace.nsys.export import is_empty
-    from nvprof_kit.integrations.annotate import environment
 
     report = Path(expand_name(name.removesuffix(".nsys-rep")) if count else name).absolute()
     counts = report.with_name(f"{report.name}.flops.json") if count else None
@@ -142,8 +142,6 @@ def ncu_profile(program: tuple[str, ...], *, output: str | None = None, annotate
         output: Name of the report without suffix: leaves NAME.ncu-rep and NAME.csv. [default: the program and the time]
         annotate: Annotate the model without changing the program, at the model's first call.
     """
-    from nvprof_kit.integrations.annotate import environment
-
     added = environment(annotate=True) if annotate else {}
     raise click.exceptions.Exit(measure_program(program, output or report_name(program), environ=added, **options))
 
@@ -170,8 +168,6 @@ def launch(program: tuple[str, ...], *, annotate: bool = False, **options: Any) 
     Options:
         annotate: Annotate the model without changing the program, at the model's first call.
     """
-    from nvprof_kit.integrations.annotate import environment
-
     raise click.exceptions.Exit(launch_session(program, environ=environment(annotate=annotate), **options))
 
 
@@ -224,7 +220,6 @@ def record(
             or each allocation and release. Repeatable.
     """
     from nvprof_kit._capture.recorder.launch import record_program
-    from nvprof_kit.integrations.annotate import environment
 
     path = Path(output).absolute()
     counts = path.with_name(f"{path.name.partition('.json')[0]}.flops.json") if count else None

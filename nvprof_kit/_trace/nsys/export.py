@@ -35,6 +35,9 @@ _PARTS = ("CUPTI_ACTIVITY_KIND_K.*", "[^C].*,C[^U].*,CU[^P].*,CUPTI_ACTIVITY_KIN
 """Patterns of tables, which match each table once: nsys writes on one processor, and half of its work are kernels.
 Another part would have to read the report once more.
 """
+_ENDINGS = {"parquetdir": PARQUET_FOLDER, "sqlite": ".sqlite"}
+"""How the names of exports end, by kind; a folder comes first."""
+
 _memory, _exports = Condition(), list[int]()
 """What the running exports of this process need."""
 
@@ -79,36 +82,24 @@ def exported(report: Path, *, beside: Path) -> Path:
     """
     stem = beside.with_name(beside.name.removesuffix(".xz")).with_suffix("")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "nvprof_kit"
-    cached = cache / f"{hashlib.sha1(os.fsencode(beside.resolve())).hexdigest()[:16]}-{stem.name}"
-    for base in (stem, cached):
-        for ending in (PARQUET_FOLDER, ".sqlite"):
-            target = base.with_name(base.name + ending)
-            if target.exists() and _is_export_of(target, report.name, beside) and _age(target) >= _age(beside):
-                return target
+    bases = (stem, cache / f"{hashlib.sha1(os.fsencode(beside.resolve())).hexdigest()[:16]}-{stem.name}")
+    for target in (base.with_name(base.name + ending) for base in bases for ending in _ENDINGS.values()):
+        if target.exists() and _is_export_of(target, report.name, beside) and _age(target) >= _age(beside):
+            return target
     nsys = shutil.which(os.environ.get("NSYS") or "nsys")
     if nsys is None:
         raise ToolError(
             f"{beside}: reading a report needs nsys, and there is none on PATH; run `nsys export --type parquetdir "
             f"{beside.name}` where nsys is installed and give the folder (--type sqlite before nsys 2023)"
         )
-    help_text = subprocess.run(
-        [nsys, "export", "--help"], capture_output=True, text=True, errors="replace", check=False
-    ).stdout
-    kind, ending = ("parquetdir", PARQUET_FOLDER) if "parquetdir" in help_text else ("sqlite", ".sqlite")
-    # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
-    options = ["--include-blobs=true"] if "--include-blobs" in help_text else []
-    in_parts = kind == "parquetdir" and "--tables" in help_text and "--append" in help_text
-    # other threads export the other reports of a job, and parts take a quarter more processor time
-    in_parts &= current_thread() is main_thread() and (os.cpu_count() or 1) > 1
-    choices = [[f"--tables={pattern}", "--append"] for pattern in _PARTS] if in_parts else [[]]
-    for base in (stem, cached):
-        target = base.with_name(f"{base.name}{ending}")
+    kind, options_of_parts = export_options(nsys)
+    for base in bases:
+        target = base.with_name(base.name + _ENDINGS[kind])
         try:
-            if base is cached:
-                cache.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
             with _memory_for(report), _partial(target) as new:
-                command = [nsys, "export", "--type", kind, "--output", str(new), *options]
-                _run([[*command, *choice, str(report)] for choice in choices], report, beside)
+                command = [nsys, "export", "--type", kind, "--output", str(new)]
+                _run([[*command, *options, str(report)] for options in options_of_parts], report, beside)
                 if not new.exists():
                     raise CaptureError(f"{beside}: nsys wrote no export of it; record or copy it again")
                 if target.is_dir():
@@ -122,8 +113,22 @@ def exported(report: Path, *, beside: Path) -> Path:
                 raise
     raise CaptureError(
         f"{beside}: its export is kept beside it, and neither {stem.parent} nor {cache} is writable; run "
-        f"`nsys export --type {kind} --output FOLDER/{stem.name}{ending} {beside}` and give that"
+        f"`nsys export --type {kind} --output FOLDER/{stem.name}{_ENDINGS[kind]} {beside}` and give that"
     ) from None
+
+
+def export_options(nsys: str) -> tuple[str, list[list[str]]]:
+    """What an nsys exports a report to, and the options of the commands that do, each for a part of the tables."""
+    command = [nsys, "export", "--help"]
+    help_text = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
+    kind = "parquetdir" if "parquetdir" in help_text else "sqlite"
+    # from 2026.2 on, what NCCL says of its collectives is left out unless asked for
+    options = ["--include-blobs=true"] if "--include-blobs" in help_text else []
+    can_append = kind == "parquetdir" and "--tables" in help_text and "--append" in help_text
+    # other threads export the other reports of a job, and parts take a quarter more processor time
+    if not can_append or current_thread() is not main_thread() or (os.cpu_count() or 1) == 1:
+        return kind, [options]
+    return kind, [[*options, f"--tables={pattern}", "--append"] for pattern in _PARTS]
 
 
 @contextmanager
