@@ -9,12 +9,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.resources import files
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nvprof_kit._toml import parse_toml
+from nvprof_kit._toml import read_toml
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.names import PEAKS_FILE
 
@@ -62,12 +61,14 @@ class Peaks:
             ) from None
 
 
+_data = partial(read_toml, "nvprof_kit._analysis", "gpu_links.toml")
+
+
 @lru_cache(maxsize=1)
 def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     """The GPUs that the package knows, each with a pattern for the device names that CUDA reports."""
-    text = (files("nvprof_kit._analysis") / "gpu_peaks.toml").read_text(encoding="utf-8")
     gpus = []
-    for row in parse_toml(text)["gpu"]:
+    for row in read_toml("nvprof_kit._analysis", "gpu_peaks.toml")["gpu"]:
         flops = {str(dtype): float(tera) * 1e12 for dtype, tera in row["tflops"].items()}
         gpus.append(
             (re.compile(row["match"]), Peaks(row["name"], flops, float(row["gbytes"]) * 1e9, str(row["source"])))
@@ -161,9 +162,3 @@ def fastest_link(gpu: str) -> Link:
 @lru_cache
 def _entry_of(gpu: str) -> dict[str, Any]:
     return next((entry for entry in _data()["gpu"] if re.search(entry["match"], gpu)), {})
-
-
-@lru_cache
-def _data() -> dict[str, Any]:
-    file = files("nvprof_kit._analysis") / "gpu_links.toml"
-    return parse_toml(file.read_text(encoding="utf-8"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import lru_cache
-from importlib.resources import files
-from typing import Any
+from functools import partial
 
-from nvprof_kit._toml import parse_toml
+from nvprof_kit._toml import read_toml
+
+_table = partial(read_toml, "nvprof_kit._capture", "nsight_releases.toml")
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -58,9 +57,3 @@ def known_trouble(tool: str, version: str, driver_cuda: str) -> tuple[str, str] 
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
-
-
-@lru_cache
-def _table() -> Mapping[str, list[dict[str, Any]]]:
-    text = files("nvprof_kit._capture").joinpath("nsight_releases.toml").read_text(encoding="utf-8")
-    return parse_toml(text)

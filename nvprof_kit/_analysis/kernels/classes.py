@@ -10,14 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.intervals import begins, exact_sums
-from nvprof_kit._toml import parse_toml
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.errors import UsageError
@@ -153,8 +152,7 @@ def _texts(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 @lru_cache(maxsize=2)
 def built_in_rules(to_last: str = "") -> tuple[Rule, ...]:
     """The built-in rules, or only those up to the last of a class."""
-    text = (files("nvprof_kit._analysis.kernels") / "classes.toml").read_text(encoding="utf-8")
-    tables = parse_toml(text)["kernel"]
+    tables = list(read_toml("nvprof_kit._analysis.kernels", "classes.toml")["kernel"])
     while to_last not in ("", tables[-1]["class"]):
         del tables[-1]
     return tuple(rule_of(table, "classes.toml") for table in tables)

@@ -35,19 +35,10 @@ def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (
         styles: CSS files.
         shown: The template variables.
     """
-    script = "\n".join(_file(name) for name in scripts)
+    style, script = ("\n".join(map(_file, names)) for names in (styles, scripts))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text = (
-        _environment()
-        .get_template(template)
-        .render(
-            style=trusted("\n".join(_file(name) for name in styles)),
-            script=trusted(script),
-            script_hash=f"sha256-{digest}",
-            **shown,
-        )
-    )
-    return plain(text).encode("utf-8")
+    shown |= {"style": trusted(style), "script": trusted(script), "script_hash": f"sha256-{digest}"}
+    return plain(_environment().get_template(template).render(shown)).encode("utf-8")
 
 
 def trusted(text: str) -> Markup:

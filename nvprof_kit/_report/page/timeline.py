@@ -71,12 +71,8 @@ class Drawing:
         """
         start, end = (frame[name].to_numpy(dtype=np.int64) for name in ("start_ns", "end_ns"))
         columns = {name: self.add_texts(frame[column]) for name, column in texts.items()}
-        return {
-            "kind": kind,
-            "start": self.add(start - origin, rising=True),
-            "length": self.add(end - start),
-            **columns,
-        }
+        times = {"start": self.add(start - origin, rising=True), "length": self.add(end - start)}
+        return {"kind": kind, **times, **columns}
 
     def packed(self) -> str:
         """The block as base64."""
@@ -131,12 +127,8 @@ def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Draw
         _longest(getattr(timeline, name), [step for step in steps if step.is_titled], limit // 2, noun, left_out)
         for name, noun in (("spans", "layers' spans"), ("ranges", "ranges"), ("idle", "gaps"))
     )
-    origin = min(
-        [
-            timeline.start_ns,
-            *(int(of["start_ns"].min()) for of in (timeline.ops, timeline.ranges, timeline.idle) if len(of)),
-        ]
-    )
+    starts = [int(rows["start_ns"].min()) for rows in (timeline.ops, timeline.ranges, timeline.idle) if len(rows)]
+    origin = min([timeline.start_ns, *starts])
     groups: list[dict[str, Any]] = []
     for device in sorted({lane.device for lane in timeline.lanes}):
         device_gaps = gaps[gaps["device"] == device]

@@ -86,12 +86,8 @@ def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[tuple[str,
                 spans = drawn.spans[drawn.spans["lane"] == number]
                 for level, rows in spans.groupby("level", sort=True):
                     if depth is None or int(str(level)) < depth:
-                        add(
-                            "" if level else "layers",
-                            rows,
-                            colours(rows),
-                            rows["layer"].astype(str).str.extract(_LAST_PART, expand=False),
-                        )
+                        last_parts = rows["layer"].astype(str).str.extract(_LAST_PART, expand=False)
+                        add("" if level else "layers", rows, colours(rows), last_parts)
                 rows = drawn.ops[drawn.ops["lane"] == number]
                 add(lane_label(lane, drawn), rows, colours(rows))
     return bands

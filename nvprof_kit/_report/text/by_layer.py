@@ -55,13 +55,13 @@ def layer_table(
         "tflops_per_s": _number,
         "": lambda value: value if isinstance(value, str) else count_per_step(value, ms.divisor),
     }
-    known = result.columns[result.schema]
-    columns = {name: known[name] for name in names}
+    schema = result.columns[result.schema]
+    columns = {name: schema[name] for name in names}
     printed = {
-        name: Column.of(known, name, "left" if column.kind == "str" else "right", _RANKS.get(name, 1), True)
+        name: Column.of(schema, name, "left" if column.kind == "str" else "right", _RANKS.get(name, 1), True)
         for name, column in columns.items()
     }
-    labels = {"layer": Column.of(known, "layer", "path"), "phase": Column.of(known, "phase", "left", 0)}
+    labels = {"layer": Column.of(schema, "layer", "path"), "phase": Column.of(schema, "phase", "left", 0)}
     grid = Grid(labels | printed | FOLD_COLUMNS | {"marks": Column("", rank=2, is_optional=True)}, result.select)
     for row in result.printed().to_dict("records"):
         cells = {
@@ -163,14 +163,9 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
         if column.unit == "percent" and not math.isnan(result.overall[name])
     }
     ms = Milliseconds.for_total(max([1, *result.printed()["busy_ns"].astype(int)]))
-    first = next(iter(figures), "")
-    grid = layer_table(
-        result,
-        ["busy_ns", "samples", *figures],
-        ms,
-        {"samples": "{:,.0f}".format},
-        lambda row: {} if row["enough"] else {first: TOO_FEW},
-    )
+    names, first = ["busy_ns", "samples", *figures], next(iter(figures), "")
+    writers = {"samples": "{:,.0f}".format}
+    grid = layer_table(result, names, ms, writers, lambda row: {} if row["enough"] else {first: TOO_FEW})
     overall = ", ".join(f"{heading} {result.overall[name]:.0f} %" for name, heading in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
     note = (

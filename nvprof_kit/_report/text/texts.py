@@ -251,11 +251,8 @@ def _without_plain_arguments(text: str) -> str:
     telling = [argument for argument in arguments if argument and not _PLAIN_ARGUMENT.fullmatch(argument)]
     if len(telling) == 1 and (wrapped := re.fullmatch(r"\w+<(.*[^>])>+", telling[0])) and "," not in wrapped.group(1):
         telling = [wrapped.group(1)]  # of a wrapper of one function, such as BinaryFunctor<AddFunctor>, the function
-    return (
-        f"{text[:open_index]}<{', '.join(telling)}>{text[end + 1 :]}"
-        if telling
-        else text[:open_index] + text[end + 1 :]
-    )
+    inside = f"<{', '.join(telling)}>" if telling else ""
+    return text[:open_index] + inside + text[end + 1 :]
 
 
 def _split(arguments: str) -> Iterator[str]:

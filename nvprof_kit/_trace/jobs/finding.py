@@ -190,14 +190,10 @@ def rank_of_capture(path: Path) -> RankName:
         return _rank_of_nsys(path) if beginning else RankName()
     text = beginning.decode("utf-8", "replace")
     match = _DISTRIBUTED.search(text)
-    if not match:
+    numbers = dict(re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[match.end() :])) if match else {}
+    if "rank" not in numbers:
         return RankName()
-    numbers = {key: int(value) for key, value in re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[match.end() :])}
-    return (
-        RankName(numbers["rank"], numbers.get("world_size", -1), found_by="capture")
-        if "rank" in numbers
-        else RankName()
-    )
+    return RankName(int(numbers["rank"]), int(numbers.get("world_size", -1)), found_by="capture")
 
 
 def _rank_of_nsys(path: Path) -> RankName:

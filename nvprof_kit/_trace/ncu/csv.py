@@ -10,43 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.ncu.cells import base_unit, parse_metrics, parse_nvtx
 from nvprof_kit._trace.ncu.schema import KERNELS, NcuReport
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import as_issues
-
-_PEAK = ".avg.pct_of_peak_sustained_elapsed"
-
-_LABELS: dict[tuple[str, str], str] = {
-    ("Duration", "ns"): "gpu__time_duration.sum",
-    ("SM Frequency", "hz"): "sm__cycles_elapsed.avg.per_second",
-    ("DRAM Frequency", "hz"): "dram__cycles_elapsed.avg.per_second",
-    ("Elapsed Cycles", "cycle"): "sm__cycles_elapsed.max",
-    ("SM Active Cycles", "cycle"): "sm__cycles_active.avg",
-    ("Compute (SM) Throughput", "%"): f"sm__throughput{_PEAK}",
-    ("Compute (SM) [%]", "%"): f"sm__throughput{_PEAK}",
-    ("SOL SM", "%"): f"sm__throughput{_PEAK}",
-    ("Memory Throughput", "%"): f"gpu__compute_memory_throughput{_PEAK}",
-    ("Memory [%]", "%"): f"gpu__compute_memory_throughput{_PEAK}",
-    ("SOL Memory", "%"): f"gpu__compute_memory_throughput{_PEAK}",
-    ("DRAM Throughput", "%"): f"gpu__dram_throughput{_PEAK}",
-    ("SOL DRAM", "%"): f"gpu__dram_throughput{_PEAK}",
-    ("L2 Cache Throughput", "%"): f"lts__throughput{_PEAK}",
-    ("SOL L2 Cache", "%"): f"lts__throughput{_PEAK}",
-    ("L1/TEX Cache Throughput", "%"): "l1tex__throughput.avg.pct_of_peak_sustained_active",
-    ("SOL L1/TEX Cache", "%"): "l1tex__throughput.avg.pct_of_peak_sustained_active",
-    ("Memory Throughput", "byte/s"): "dram__bytes.sum.per_second",
-    ("L1/TEX Hit Rate", "%"): "l1tex__t_sector_hit_rate.pct",
-    ("L2 Hit Rate", "%"): "lts__t_sector_hit_rate.pct",
-    ("Achieved Occupancy", "%"): "sm__warps_active.avg.pct_of_peak_sustained_active",
-    ("Theoretical Occupancy", "%"): "sm__maximum_warps_per_active_cycle_pct",
-    ("Registers Per Thread", "register/thread"): "launch__registers_per_thread",
-    ("Static Shared Memory Per Block", "byte/block"): "launch__shared_mem_per_block_static",
-    ("Dynamic Shared Memory Per Block", "byte/block"): "launch__shared_mem_per_block_dynamic",
-    ("Waves Per SM", ""): "launch__waves_per_multiprocessor",
-    ("Executed Ipc Active", "inst/cycle"): "sm__inst_executed.avg.per_cycle_active",
-}
-"""The full metric names by label on the details page and base unit."""
 
 _NVTX, _NVTX_SPANS = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
 """Beginnings of the names of the columns with NVTX ranges; the fields of a range follow."""
@@ -194,7 +162,9 @@ def _details(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFr
     results = table.drop_duplicates(key)
     rows = table[table["Metric Name"] != ""]  # rows of rules have no metric
     bases = [base_unit(unit) for unit in rows["Metric Unit"]]
-    names = [_LABELS.get((name, unit), name) for name, (unit, _) in zip(rows["Metric Name"], bases, strict=True)]
+    metrics = read_toml("nvprof_kit._trace.ncu", "details.toml")
+    labels = zip(rows["Metric Name"], bases, strict=True)
+    names = [metrics.get(label, {}).get(unit, label) for label, (unit, _) in labels]
     rows = rows.assign(name=names, unit=[unit for unit, _ in bases], factor=[factor for _, factor in bases])
     units: Any = rows.drop_duplicates("name").set_index("name")["unit"].to_dict()
     filled = rows[rows["Metric Value"] != ""].drop_duplicates([*key, "name"])  # a metric can be in several sections
