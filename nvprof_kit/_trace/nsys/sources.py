@@ -9,11 +9,12 @@ refused, not misread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import numpy as np
 
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.files.database import Database, Int64Array, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
 from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES, NsysTable
@@ -200,55 +201,17 @@ def zero_is_missing(ids: Int64Array) -> Int64Array:
 # ---------------------------------------------------------------- enumerations
 
 
-class Enumeration(NamedTuple):
-    """The values of an enumeration by number.
-
-    Attributes:
-        table: Its table in an export.
-        names: The names of its values.
-    """
-
-    table: str
-    names: Mapping[int, str]
-
-
-def _numbered(table: str, prefix: str, names: Mapping[int, str]) -> Enumeration:
-    return Enumeration(table, MappingProxyType({number: f"{prefix}{name}" for number, name in names.items()}))
-
-
-EVENT_TYPES = _numbered(
-    "ENUM_NSYS_EVENT_TYPE",
-    "Nvtx",
-    {33: "Category", 34: "Mark", 59: "PushPopRange", 60: "StartEndRange", 70: "tPushPopRange", 71: "tStartEndRange"}
-    | {75: "DomainCreate"},
-)
-"""`NVTX_EVENTS.eventType`, the values that are read."""
+EVENT_TYPES, COPY_KINDS = "ENUM_NSYS_EVENT_TYPE", "ENUM_CUDA_MEMCPY_OPER"
+"""The tables that name the values of `NVTX_EVENTS.eventType` and `CUPTI_ACTIVITY_KIND_MEMCPY.copyKind`."""
 
 _OTHER_EVENT_TYPES = frozenset({32, *range(35, 40), *range(64, 70), *range(72, 75), 76, 97, 98})
 
-COPY_KINDS = _numbered(
-    "ENUM_CUDA_MEMCPY_OPER",
-    "CUDA_MEMCPY_KIND_",
-    {1: "HTOD", 2: "DTOH", 3: "HTOA", 4: "ATOH", 5: "ATOA", 6: "ATOD", 7: "DTOA", 8: "DTOD", 9: "HTOH", 10: "PTOP"}
-    | {11: "UVM_HTOD", 12: "UVM_DTOH", 13: "UVM_DTOD"},
-)
-"""`CUPTI_ACTIVITY_KIND_MEMCPY.copyKind`."""
 
-_ALL = (
-    EVENT_TYPES,
-    COPY_KINDS,
-    # srcKind and dstKind of copies, memKind of allocations
-    _numbered(
-        "ENUM_CUDA_MEM_KIND",
-        "CUDA_MEMOPR_MEMORY_KIND_",
-        {0: "PAGEABLE", 1: "PINNED", 2: "DEVICE", 3: "ARRAY", 4: "MANAGED", 5: "DEVICE_STATIC", 6: "MANAGED_STATIC"}
-        | {7: "UNKNOWN"},
-    ),
-    # CUDA_GPU_MEMORY_USAGE_EVENTS.memoryOperationType
-    _numbered("ENUM_CUDA_DEV_MEM_EVENT_OPER", "CUDA_DEV_MEM_EVENT_OPR_", {0: "ALLOCATION", 1: "DEALLOCATION"}),
-    # DIAGNOSTIC_EVENT.severity, the values that are read
-    _numbered("ENUM_DIAGNOSTIC_SEVERITY_LEVEL", "", {2: "Warning", 3: "Error"}),
-)
+@cache
+def enumerations() -> dict[str, dict[int, str]]:
+    """The values of nsys's enumerations by number, by the table of an export that names them."""
+    tables = read_toml("nvprof_kit._trace.nsys", "enumerations.toml")
+    return {table: {int(number): name for number, name in names.items()} for table, names in tables.items()}
 
 
 def check_enums(db: Database) -> None:
@@ -258,26 +221,24 @@ def check_enums(db: Database) -> None:
     Raises:
         CaptureError: A known value has another number.
     """
-    for enumeration in _ALL:
-        names = _names_in(db, enumeration)
+    for table, expected in enumerations().items():
+        names = _names_in(db, table)
         numbers = {name: number for number, name in names.items()}
-        for number, name in enumeration.names.items():
+        for number, name in expected.items():
             if names.get(number, name) == name:
                 continue
             if name in numbers:
-                raise db.refuse(f"{enumeration.table} numbers {name} as {numbers[name]}, where {number} was expected")
-            db.warn(f"{enumeration.table} calls {number} {names[number]!r}; it is read as {name}")
+                raise db.refuse(f"{table} numbers {name} as {numbers[name]}, where {number} was expected")
+            db.warn(f"{table} calls {number} {names[number]!r}; it is read as {name}")
 
 
-def defined(db: Database, enumeration: Enumeration) -> set[int]:
-    """The numbers that have a meaning: the known ones, and those that the export names itself."""
-    more = _OTHER_EVENT_TYPES if enumeration is EVENT_TYPES else ()
-    return {*enumeration.names, *more, *_names_in(db, enumeration)}
+def defined(db: Database, table: str) -> set[int]:
+    """The numbers of an enumeration that have a meaning: the known ones, and those that the export names itself."""
+    more = _OTHER_EVENT_TYPES if table == EVENT_TYPES else ()
+    return {*enumerations()[table], *more, *_names_in(db, table)}
 
 
-def _names_in(db: Database, enumeration: Enumeration) -> dict[int, str]:
-    """The names in the export by number; empty if it does not name them."""
-    if not db.has(enumeration.table, "id", "name"):
-        return {}
-    rows = db.rows(enumeration.table, ("id", "name"))
+def _names_in(db: Database, table: str) -> dict[int, str]:
+    """The names of an enumeration in the export by number; empty if it does not name them."""
+    rows = db.rows(table, ("id", "name")) if db.has(table, "id", "name") else ()
     return {number: str(name) for number, name in rows if isinstance(number, int)}
