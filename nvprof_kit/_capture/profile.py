@@ -33,6 +33,7 @@ from nvprof_kit._capture.report import (
 )
 from nvprof_kit._capture.supervisor import NsysSupervisor
 from nvprof_kit.errors import UsageError
+from nvprof_kit.names import RANK_MARK
 
 _PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
 
@@ -118,7 +119,7 @@ def profile_program(
         settings["kill"] = "none"
     if settings.keys() & {"capture-range", "delay"}:
         # what begins later misses the mark with which the program says at its begin which rank it is
-        added["NVPROF_KIT_RANK_MARK"] = "step"
+        added[RANK_MARK] = "step"
     stage = open_stage(output, NSYS_SUFFIXES, program=program, force=force)
     if (duration := settings.get("duration", "")).isdecimal() and int(duration) > 60:
         why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"

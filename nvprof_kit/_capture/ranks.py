@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from nvprof_kit._instrument.ranks import RANK_VARIABLES, who
 from nvprof_kit.errors import UsageError
+from nvprof_kit.names import RankName
 
-# Slurm's last: whatever a batch script starts has its number, 0, in the environment
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_WORLD_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::0*([1-9]\d{0,8}))?)?")
 
@@ -52,11 +51,11 @@ def choose_rank(ranks: str = "0") -> Rank:
     Raises:
         UsageError: No rank is known, or the list is none.
     """
-    rank, local_rank = _number(_RANK), _number(_LOCAL_RANK)
-    if rank is None:
+    process, local_rank = who(), _number(_LOCAL_RANK)
+    if process is None:
         raise UsageError(
-            f"no rank is known: none of {', '.join(_RANK)} is set; start it through torchrun, accelerate, deepspeed, "
-            "srun or mpirun"
+            f"no rank is known: none of {', '.join(RANK_VARIABLES)} is set; start it through torchrun, accelerate, "
+            "deepspeed, srun or mpirun"
         )
     is_chosen = ranks == "all"
     for item in () if is_chosen else ranks.removesuffix(",").split(","):
@@ -66,8 +65,8 @@ def choose_rank(ranks: str = "0") -> Rank:
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if first > last:
             raise UsageError(f"--ranks {ranks}: no rank lies from {first} to {last}")
-        is_chosen |= rank in range(first, last + 1, stride)
-    return Rank(rank, _run_id(), is_chosen, "" if local_rank is None else _gpu(local_rank))
+        is_chosen |= process.rank in range(first, last + 1, stride)
+    return Rank(process.rank, _run_id(process), is_chosen, "" if local_rank is None else _gpu(local_rank))
 
 
 def _number(variables: tuple[str, ...]) -> int | None:
@@ -76,20 +75,14 @@ def _number(variables: tuple[str, ...]) -> int | None:
     return next((int(value) for value in values if re.fullmatch(r"[0-9]+", value)), None)
 
 
-def _run_id() -> str:
+def _run_id(process: RankName) -> str:
     """What the ranks of one run have in common: from the user or the launcher, or the launcher's process and start."""
-    environ = os.environ
-    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
-    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
-    slurm = f"{job}.{step}" if job and step else job
-    run_id = environ.get("NVPROF_KIT_RUN_ID") or ("" if elastic == "none" else elastic) or slurm
-    run_id = run_id or environ.get("PMIX_NAMESPACE", "")
-    world_size = _number(_WORLD_SIZE)
-    if not run_id and world_size is not None and world_size == _number(_LOCAL_WORLD_SIZE):
+    run_id = process.run or ""
+    if not run_id and process.world is not None and process.world == _number(_LOCAL_WORLD_SIZE):
         launcher = os.getppid()
         start = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]  # in ticks since the boot
         run_id = f"{launcher}.{start}"
-    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if run_id and restarts != "0":
         run_id += f".restart{restarts}"
     return re.sub(r"[^A-Za-z0-9._-]", "_", run_id)

@@ -30,6 +30,7 @@ from nvprof_kit._capture.report import (
 )
 from nvprof_kit._capture.supervisor import NsysSupervisor, relay
 from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.names import RANK_MARK
 
 
 def launch_session(
@@ -73,7 +74,7 @@ def launch_session(
     need_space(Path(os.environ.get("TMPDIR") or "/tmp"), 1)  # nsys spools there
     with tempfile.TemporaryDirectory(prefix="nvprof_kit.", ignore_cleanup_errors=True) as folder:
         # a session misses the mark with which the program says at its begin which rank it is
-        environ = {**environ, "NVPROF_KIT_RANK_MARK": "step"}
+        environ = {**environ, RANK_MARK: "step"}
         # sessions are looked for in the spool folder; nsys shutdown ends the program
         supervisor = NsysSupervisor(Path(folder), Path(folder), environ, stay=True, keep_spool=True)
         status = supervisor.run(command, program)

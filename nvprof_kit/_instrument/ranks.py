@@ -49,7 +49,7 @@ def groups_mark() -> str:
     return groups_text(groups)
 
 
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 """Set by torchrun, mpirun and srun. Slurm's comes last: batch scripts, and mpirun inside them, also have it."""
 
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -75,7 +75,7 @@ _MAX_CHANGES = 64
 
 def rank() -> int:
     """The rank from torch.distributed if initialized, else from the launcher's environment, else 0."""
-    return _found("get_rank", _RANKS, 0)
+    return _found("get_rank", RANK_VARIABLES, 0)
 
 
 def world_size() -> int:
@@ -92,7 +92,7 @@ def _found(question: str, variables: tuple[str, ...], otherwise: int) -> int:
 
 def who() -> RankName | None:
     """The rank, world size and run of this process; None if neither torch.distributed nor a launcher gives the rank."""
-    number = _found("get_rank", _RANKS, -1)
+    number = _found("get_rank", RANK_VARIABLES, -1)
     world = _found("get_world_size", _SIZES, 0)
     return None if number < 0 else RankName(number, world or None, run_id())
 

@@ -15,18 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nvprof_kit._report.page.timeline import begins_run, lane_label
+from nvprof_kit._trace.joins import Int64Array
 from nvprof_kit._trace.schema import CaptureInfo
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.timeline import Timeline
-
-Int64Array = npt.NDArray[np.int64]
 
 SUFFIXES: Mapping[str, tuple[str, ...]] = {"json.gz": (".json.gz", ".gz"), "json": (".json",)}
 """The suffixes of each format."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._trace.joins import few
+from nvprof_kit._trace.joins import Int64Array, few
 from nvprof_kit._trace.schema import TABLES, Column, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
@@ -21,8 +21,6 @@ from nvprof_kit.names import LAYER_PHASES, Category
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Int64Array = npt.NDArray[np.int64]
 
 DAY_NS = 86_400 * 10**9
 _LONGEST_DAYS = 100

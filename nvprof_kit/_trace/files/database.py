@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
+from nvprof_kit._trace.joins import Int64Array
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
-
-Int64Array = npt.NDArray[np.int64]
 
 _NEAR = 1 << 20
 """A lookup table is used for values up to this far apart."""

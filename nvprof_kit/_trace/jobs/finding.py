@@ -14,14 +14,13 @@ from nvprof_kit._trace.open import nsys_export
 from nvprof_kit._trace.schema import TABLES, Trace
 from nvprof_kit.errors import CaptureError, UsageError
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import GroupName, groups_text, parse_groups
+from nvprof_kit.names import GroupName, groups_text, parse_groups, parse_rank
 
 SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")
 """Suffixes of captures; each also with ``.xz`` appended."""
 
 _CAPTURE_NAME = re.compile(rf"[^.].*({'|'.join(map(re.escape, SUFFIXES))})(\.xz)?", re.IGNORECASE | re.DOTALL)
 _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.=]?0*(\d+)(?!\d)", re.IGNORECASE)
-_MARK = re.compile(r"rank (\d+) of (\d+)(?: run (\S+))?")
 _ENVIRONMENT = re.compile(
     r"(?:^|[^A-Z_])(?:RANK|OMPI_COMM_WORLD_RANK|PMI_RANK|SLURM_PROCID)[\"']?\s*[=:]\s*[\"']?(\d+)"
 )
@@ -30,7 +29,7 @@ _HEAD = 1 << 16
 
 
 @dataclass(frozen=True)
-class RankName:
+class CaptureRank:
     """The rank of a capture and where it was found.
 
     Attributes:
@@ -82,12 +81,12 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
     return list(dict.fromkeys(captures))
 
 
-def rank_of_marks(texts: Iterable[str]) -> RankName:
-    """The rank in this package's NVTX mark: ``rank 3 of 8 run ID``."""
+def rank_of_marks(texts: Iterable[str]) -> CaptureRank:
+    """The rank in this package's NVTX mark (`rank_text`)."""
     for text in texts:
-        if match := _MARK.fullmatch(text):
-            return RankName(int(match[1]), int(match[2]), match[3] or "", "mark")
-    return RankName()
+        if name := parse_rank(text):
+            return CaptureRank(name.rank, name.world or -1, name.run or "", "mark")
+    return CaptureRank()
 
 
 def groups_of_marks(texts: Iterable[str]) -> str:
@@ -106,7 +105,7 @@ def texts_of_marks(trace: Trace, pid: int) -> list[str]:
     return [str(text) for text in of_process["text"].unique()]
 
 
-def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, RankName]:
+def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, CaptureRank]:
     """The ranks of a capture by process id; the key is -1 if there is only one.
 
     Processes with GPU work that nothing names are ranks in the order of their devices.
@@ -120,8 +119,8 @@ def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, Rank
     if len(named) > 1:
         return named
     if given_rank is not None:
-        return {-1: RankName(given_rank, found_by="given")}
-    in_name = [RankName(int(number), found_by="name") for number in _IN_NAME.findall(path.name)[-1:]]
+        return {-1: CaptureRank(given_rank, found_by="given")}
+    in_name = [CaptureRank(int(number), found_by="name") for number in _IN_NAME.findall(path.name)[-1:]]
     candidates = (*named.values(), rank_of_capture(path), *in_name)
     single = next((rank_name for rank_name in candidates if rank_name.rank >= 0), None)
     if single is not None:
@@ -129,7 +128,7 @@ def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, Rank
     if len(busy) > 1:
         device = trace.ops.groupby("pid")["device"].min()
         in_order = enumerate(sorted((int(device[pid]), pid) for pid in busy))
-        return {pid: RankName(rank, len(busy), found_by="device") for rank, (_, pid) in in_order}
+        return {pid: CaptureRank(rank, len(busy), found_by="device") for rank, (_, pid) in in_order}
     raise CaptureError(
         f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
     )
@@ -162,7 +161,7 @@ def of_process(trace: Trace, path: Path, rank: int) -> Trace:
     return replace(trace, info=info, **tables)
 
 
-def processes_warnings(trace: Trace, rank: RankName, pid: int) -> list[str]:
+def processes_warnings(trace: Trace, rank: CaptureRank, pid: int) -> list[str]:
     """That several processes are one rank, or that nothing but their devices says which ranks they are."""
     count = len(few(trace.ops["pid"].to_numpy()))
     if rank.found_by == "device":
@@ -178,28 +177,28 @@ def processes_warnings(trace: Trace, rank: RankName, pid: int) -> list[str]:
     ]
 
 
-def rank_of_capture(path: Path) -> RankName:
+def rank_of_capture(path: Path) -> CaptureRank:
     """The rank that a capture records apart from marks: in Kineto's ``distributedInfo`` or nsys's environment."""
     if path.is_dir():
         return _rank_of_nsys(path)
     try:
         beginning = beginning_of(path, _HEAD)
     except UNREADABLE:
-        return RankName()  # the reader reports the damage
+        return CaptureRank()  # the reader reports the damage
     if beginning.lstrip()[:1] not in (b"{", b"["):  # a PyTorch trace contains "NVIDIA" too
-        return _rank_of_nsys(path) if beginning else RankName()
+        return _rank_of_nsys(path) if beginning else CaptureRank()
     text = beginning.decode("utf-8", "replace")
     match = _DISTRIBUTED.search(text)
     numbers = dict(re.findall(r'"(rank|world_size)"\s*:\s*(\d+)', text[match.end() :])) if match else {}
     if "rank" not in numbers:
-        return RankName()
-    return RankName(int(numbers["rank"]), int(numbers.get("world_size", -1)), found_by="capture")
+        return CaptureRank()
+    return CaptureRank(int(numbers["rank"]), int(numbers.get("world_size", -1)), found_by="capture")
 
 
-def _rank_of_nsys(path: Path) -> RankName:
+def _rank_of_nsys(path: Path) -> CaptureRank:
     with nsys_export(path) as db:
         if not db.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
-            return RankName()
+            return CaptureRank()
         entries = db.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value"))
         matches = (_ENVIRONMENT.search(str(value)) for name, value in entries if name == "DeviceEnvironment")
-        return next((RankName(int(match[1]), found_by="capture") for match in matches if match), RankName())
+        return next((CaptureRank(int(match[1]), found_by="capture") for match in matches if match), CaptureRank())

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import Int64Array
 from nvprof_kit._trace.kineto.events import (
     ANNOTATIONS,
     CALL_CATEGORIES,
@@ -20,7 +21,6 @@ from nvprof_kit._trace.kineto.events import (
     FUNCTIONS,
     OPERATORS,
     Events,
-    Int64Array,
     number,
 )
 from nvprof_kit._trace.kineto.stream import Args

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import Int64Array
 from nvprof_kit._trace.kineto.stream import ARGUMENTS, UNREADABLE, Args, inputs_of
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
 from nvprof_kit._trace.validate import FILE_DAMAGED, check_time_span
@@ -26,8 +27,6 @@ from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:  # imported once the events are read, so that both are not in memory at the same time
     import pandas as pd
-
-Int64Array = npt.NDArray[np.int64]
 
 GPU_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 """Categories of GPU operations, with the kind of each."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._trace.frames import empty_frame, make_frame
+from nvprof_kit._trace.joins import Int64Array
 from nvprof_kit._trace.kineto.calls import (
     host_memory,
     read_calls,
@@ -28,7 +29,6 @@ from nvprof_kit._trace.kineto.events import (
     GPU_CATEGORIES,
     OPERATORS,
     Events,
-    Int64Array,
     number,
 )
 from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges

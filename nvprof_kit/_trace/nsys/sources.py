@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._toml import read_toml
-from nvprof_kit._trace.files.database import Database, Int64Array, Where
+from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
+from nvprof_kit._trace.joins import Int64Array
 from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES, NsysTable
 from nvprof_kit._trace.validate import check_bounds
 from nvprof_kit.errors import CaptureError
