@@ -16,7 +16,9 @@ from pathlib import Path
 
 _PATIENCE_S = 60
 _GPU_FIELDS = ("name", "driver_version", "compute_cap", "mig.mode.current", "clocks.sm", "clocks.max.sm")
-_PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
+PYTHON = re.compile(r"(python|pypy)[\d.]*t?")
+"""Names of Python's executables."""
+
 _PROBE = """
 import json, sys
 from importlib import metadata, util
@@ -192,11 +194,11 @@ def _program(command: Sequence[str], run: Run) -> Program:
     script = next((word for word in command if word.endswith(".py")), None)
     source = _text(Path(script)) if script else ""
     executable = shutil.which(command[0])
-    python = next((word for word in command if _PYTHON.fullmatch(Path(word).name)), None)
+    python = next((word for word in command if PYTHON.fullmatch(Path(word).name)), None)
     if python is None and executable is not None:  # that of a script on the PATH, such as torchrun
         first = _text(Path(executable)).partition("\n")[0]
         interpreter = first[2:].split() if first.startswith("#!") else []
-        python = next((word for word in interpreter if _PYTHON.fullmatch(Path(word).name)), None)
+        python = next((word for word in interpreter if PYTHON.fullmatch(Path(word).name)), None)
     missing: tuple[str, ...] = () if executable else (command[0],)
     if script and script != command[0] and not Path(script).exists():
         missing += (script,)

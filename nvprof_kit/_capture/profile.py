@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Literal
 
+from nvprof_kit._capture.machine import PYTHON
 from nvprof_kit._capture.nsys import (
     choose_window,
     fit_settings,
@@ -35,8 +36,6 @@ from nvprof_kit._capture.supervisor import NsysSupervisor
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import RANK_MARK
 
-_PYTHON = re.compile(r"(python|pypy)\d*(\.\d+)*t?")
-
 
 def program_name(command: Sequence[str]) -> str:
     """The program's name for its report: ``train`` for ``torchrun --nproc-per-node 8 train.py``.
@@ -45,15 +44,15 @@ def program_name(command: Sequence[str]) -> str:
     """
     arguments = list(command)
     script = next((word for word in arguments if word.endswith(".py") and not word.startswith("-")), None)
-    if script is None and "-m" in arguments[:-1] and _PYTHON.fullmatch(PurePath(arguments[0]).name):
+    if script is None and "-m" in arguments[:-1] and PYTHON.fullmatch(PurePath(arguments[0]).name):
         script = arguments[arguments.index("-m") + 1].removesuffix(".__main__").rpartition(".")[2]
     name = PurePath(script or (arguments[0] if arguments else "")).name.removesuffix(".py").removesuffix(".sh")
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).strip(".-") or "run"
 
 
-def report_name(command: Sequence[str], now: time.struct_time | None = None) -> str:
+def report_name(command: Sequence[str]) -> str:
     """The default name of a report: program and time, ``train-20261122-221300``."""
-    return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S', now or time.localtime())}"
+    return f"{program_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def profile_program(

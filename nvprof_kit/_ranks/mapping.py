@@ -102,20 +102,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     ready, gates = _arrivals(ops, comm_ops)
     cuts = np.unique(np.concatenate((ready, end[comm_ops][gates], windows.start, windows.end)))
     cuts = cuts[(cuts >= start.min()) & (cuts <= end.max())]
-    lane = _lane(ops, cuts)
-
-    of_device = np.flatnonzero(windows.device == device)
-    gap, gap_start, gap_end = _gaps(
-        lane, np.concatenate((windows.start[of_device], windows.end[of_device], start[start == end]))
-    )
-    window = of_device[np.searchsorted(windows.start[of_device], gap_start, side="right") - 1]
-    gaps = idle_causes(trace, attribution, windows, Gaps(window, gap_start, gap_end), host).gaps
-    inside = of_device[np.searchsorted(windows.start[of_device], lane.start, side="right") - 1]
-    is_in_step = windows.in_step[inside] & (windows.start[inside] <= lane.start) & (lane.start < windows.end[inside])
-    step = np.where(is_in_step, windows.step[inside], NONE)
-    segment = np.searchsorted(cuts, lane.start, side="right")
-    segments = _segments(ops, lane, segment=segment, step=step, gaps=gaps, gap=gap, collectives=comm_ops)
-
+    segments = device_segments(trace, attribution, windows, host, ops, device=device, collectives=comm_ops, cuts=cuts)
     alone = segments[segments["collective"] >= 0]
     collectives = comm.assign(
         rank=rank,
@@ -133,7 +120,7 @@ def map_rank(trace: Trace, rank: int, facts: dict[str, Any], pid: int | None = N
     named = ~comm["comm"].str.startswith("stream ")
     numbered = (comm["sequence"] >= 0)[named & ~comm["comm"].str.contains(PASSING, regex=True)]
     identified = {"named": bool(named.any()), "numbered": bool(named.any() and numbered.all())}
-    in_step = of_device[windows.in_step[of_device]]
+    in_step = np.flatnonzero((windows.device == device) & windows.in_step)
     return RankMap(
         ranks=pd.DataFrame([{"rank": rank, **facts, **identified}]),
         collectives=collectives,
@@ -219,19 +206,42 @@ def _gaps(lane: _Lane, bounds: Int64Array) -> tuple[Int64Array, Int64Array, Int6
     return gap, start, start + exact_sums(gap[is_idle], (lane.end - lane.start)[is_idle], len(start))
 
 
-def _segments(
+def device_segments(
+    trace: Trace,
+    attribution: Attribution,
+    windows: Windows,
+    host: HostCalls,
     ops: _Operations,
-    lane: _Lane,
     *,
-    segment: Int64Array,
-    step: Int64Array,
-    gaps: pd.DataFrame,
-    gap: Int64Array,
+    device: int,
     collectives: Int64Array,
+    cuts: Int64Array,
 ) -> pd.DataFrame:
-    """The table ``segments``: sums over the pieces by segment, step, names (those of gaps are their causes) and
+    """The table ``segments``: what a device did between the cuts, by step, names (those of gaps are their causes) and
     collective.
+
+    Args:
+        trace: The capture.
+        attribution: The layer and step of each operation.
+        windows: The windows of all devices.
+        host: The calls of the host.
+        ops: The operations of the device.
+        device: The device.
+        collectives: Those that are collectives.
+        cuts: Where a segment ends and the next begins.
     """
+    lane, of_device = _lane(ops, cuts), np.flatnonzero(windows.device == device)
+
+    def window_at(times: Int64Array) -> Int64Array:
+        return of_device[np.searchsorted(windows.start[of_device], times, side="right") - 1]
+
+    bounds = np.concatenate((windows.start[of_device], windows.end[of_device], ops.start[ops.start == ops.end]))
+    gap, gap_start, gap_end = _gaps(lane, bounds)
+    gaps = idle_causes(trace, attribution, windows, Gaps(window_at(gap_start), gap_start, gap_end), host).gaps
+    window = window_at(lane.start)
+    is_in_step = windows.in_step[window] & (windows.start[window] <= lane.start) & (lane.start < windows.end[window])
+    step = np.where(is_in_step, windows.step[window], NONE)
+    segment = np.searchsorted(cuts, lane.start, side="right")
     states = pd.Categorical.from_codes(ops.sort - 1, categories=pd.Index(list(DOING.values())))
     owner = np.where(lane.op == NONE, len(ops.start) + gap, lane.op)  # the operations, then the gaps
     names: dict[str, pd.Index[str]] = {}

@@ -280,11 +280,9 @@ class EngineLoop(HostLoop):
             self.phase(None)
 
 
-def phase_of(tokens: list[int], decode_tokens: int = 1) -> str:
-    """``decode`` if all sequences of a batch have at most `decode_tokens` new tokens, ``prefill`` if all have more,
-    else ``mixed``.
-    """
-    decoding = sum(count <= decode_tokens for count in tokens)
+def phase_of(tokens: list[int]) -> str:
+    """``decode`` if all sequences of a batch have one new token at most, ``prefill`` if none has, else ``mixed``."""
+    decoding = sum(count <= 1 for count in tokens)
     return "decode" if decoding == len(tokens) else "mixed" if decoding else "prefill"
 
 

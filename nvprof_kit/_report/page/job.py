@@ -76,16 +76,19 @@ def collectives_of(points: pd.DataFrame) -> pd.DataFrame:
     return both[both["end_ns"] > both["start_ns"]].sort_values("start_ns", kind="stable", ignore_index=True)
 
 
-def apart(frame: pd.DataFrame, max_frames: int = 4) -> list[pd.DataFrame]:
-    """Split rows into as few frames without overlaps as possible; rows beyond `max_frames` are dropped."""
+def apart(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """Split rows into as few frames without overlaps as possible; the rows beyond `MAX_FRAMES` are dropped."""
     latest_ends: list[int] = []
     numbers = []
     for start, end in zip(frame["start_ns"].tolist(), frame["end_ns"].tolist(), strict=True):
         number = next((row for row, latest in enumerate(latest_ends) if latest <= start), len(latest_ends))
         latest_ends[number : number + 1] = [end]
         numbers.append(number)
-    return [frame[np.array(numbers) == number] for number in range(min(len(latest_ends), max_frames))]
+    return [frame[np.array(numbers) == number] for number in range(min(len(latest_ends), MAX_FRAMES))]
 
+
+MAX_FRAMES = 4
+"""Maximum number of rows for the collectives of a rank that run at the same time."""
 
 Floats = npt.NDArray[np.float64]
 
