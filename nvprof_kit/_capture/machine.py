@@ -133,15 +133,15 @@ def read_machine(
     """
     smi = run(["nvidia-smi"]) or ""
     cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", smi)
-    for_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", _text(root / "proc/driver/nvidia/params"))
-    capabilities = re.search(r"CapEff:\s*([0-9a-fA-F]+)", _text(root / "proc/self/status"))
-    control_group = re.search(r"kubepods|docker|containerd|lxc", _text(root / "proc/1/cgroup"))
+    for_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", text_in(root / "proc/driver/nvidia/params"))
+    capabilities = re.search(r"CapEff:\s*([0-9a-fA-F]+)", text_in(root / "proc/self/status"))
+    control_group = re.search(r"kubepods|docker|containerd|lxc", text_in(root / "proc/1/cgroup"))
     container = control_group[0] if control_group else ""
     for mark, name in (("run/.containerenv", "podman"), (".dockerenv", "docker"), (".singularity.d", "apptainer")):
         if (root / mark).exists():
             container = name
             break
-    processes = {_text(path).strip() for path in root.glob("proc/[0-9]*/comm")}
+    processes = {text_in(path).strip() for path in root.glob("proc/[0-9]*/comm")}
     temporary = environ.get("TMPDIR", "/tmp")
     lock = Path(temporary) / "nsight-compute-lock"
     return Machine(
@@ -149,7 +149,7 @@ def read_machine(
         ncu=_version(run([environ.get("NCU", "ncu"), "--version"])),
         driver_cuda=cuda[1] if cuda else None,
         gpus=_gpus(run(["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"])),
-        perf_event_paranoid=_number(_text(root / "proc/sys/kernel/perf_event_paranoid")),
+        perf_event_paranoid=_number(text_in(root / "proc/sys/kernel/perf_event_paranoid")),
         counters_for_admin=None if for_admin is None else for_admin[1] == "1",
         capabilities=int(capabilities[1], 16) if capabilities else 0,
         container=container,
@@ -161,7 +161,8 @@ def read_machine(
     )
 
 
-def _text(path: Path) -> str:
+def text_in(path: Path) -> str:
+    """The text of a file; '' if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -192,11 +193,11 @@ _OF_PROFILERS = ("NVTX_INJECTION", "CUDA_INJECTION", "NSYS", "NCU", "NVPROF_KIT"
 def _program(command: Sequence[str], run: Run) -> Program:
     """The first Python in a command line, possibly after a launcher, and its script."""
     script = next((word for word in command if word.endswith(".py")), None)
-    source = _text(Path(script)) if script else ""
+    source = text_in(Path(script)) if script else ""
     executable = shutil.which(command[0])
     python = next((word for word in command if PYTHON.fullmatch(Path(word).name)), None)
     if python is None and executable is not None:  # that of a script on the PATH, such as torchrun
-        first = _text(Path(executable)).partition("\n")[0]
+        first = text_in(Path(executable)).partition("\n")[0]
         interpreter = first[2:].split() if first.startswith("#!") else []
         python = next((word for word in interpreter if PYTHON.fullmatch(Path(word).name)), None)
     missing: tuple[str, ...] = () if executable else (command[0],)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from nvprof_kit._capture.machine import text_in
 from nvprof_kit._capture.report import recipes_folder, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -208,7 +209,7 @@ class NsysSupervisor(Supervisor):
                 time.sleep(0.2)
             end = time.monotonic() + 1.5
             while self._stay and self.began and time.monotonic() < end:
-                if text := self._text("status"):
+                if text := text_in(self.state / "status").strip():
                     status = int(text)
                     break
                 time.sleep(0.1)
@@ -236,14 +237,8 @@ class NsysSupervisor(Supervisor):
                 os.kill(process, asked)
         return True
 
-    def _text(self, name: str) -> str:
-        try:
-            return (self.state / name).read_text().strip()
-        except OSError:
-            return ""
-
     def _program(self) -> int | None:
-        text = self._text("pid")
+        text = text_in(self.state / "pid").strip()
         return int(text) if text else None
 
     def _alive(self) -> bool:

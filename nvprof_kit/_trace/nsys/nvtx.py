@@ -123,21 +123,9 @@ def events_of(db: Database, nvtx: Nvtx, domain: str, kinds: tuple[int, ...]) -> 
     """Events of these kinds of one domain, or several separated by commas: start, end, kind, pid, tid, category, text
     and payload. Events of unknown types and domains cause a warning.
     """
-    events = nvtx.events
-    in_domain = nvtx.of_domain(domain)
-    is_kind, is_known = among(events["kind"], kinds), among(events["kind"], defined(db, EVENT_TYPES))
-    if count := int((in_domain & ~is_kind & ~is_known).sum()):
-        unknown = np.unique(events["kind"][in_domain & ~is_kind & ~is_known])[:5]
-        db.warn(f"NVTX_EVENTS.eventType is unknown in {count} events, which are not read: "
-                + ", ".join(map(str, unknown)))  # fmt: skip
-    other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in nvtx.domains)} - {id_ for _, id_ in nvtx.pairs(domain)}
-    unregistered_rows = np.flatnonzero(~in_domain & (is_kind | ~is_known) & ~among(events["domain"], other_ids))
-    if len(unregistered_rows):
-        (pids, ids), index = distinct_rows(events["pid"][unregistered_rows], events["domain"][unregistered_rows])
-        is_unregistered = [pair not in nvtx.domains for pair in zip(pids.tolist(), ids.tolist(), strict=True)]
-        if count := int(np.array(is_unregistered)[index].sum()):
-            db.warn(f"NVTX_EVENTS.domainId or globalTid of {count} events names a domain that their process has not "
-                    "registered: they are not read")  # fmt: skip
+    events, in_domain = nvtx.events, nvtx.of_domain(domain)
+    is_kind = among(events["kind"], kinds)
+    warn_of_unread(db, nvtx, domain, in_domain, is_kind)
     in_domain &= is_kind
     selected = events if in_domain.all() else {name: values[in_domain] for name, values in events.items()}
     ids, index = distinct(selected["text_id"])
@@ -156,6 +144,25 @@ def events_of(db: Database, nvtx: Nvtx, domain: str, kinds: tuple[int, ...]) -> 
         "category": labels(index, [nvtx.categories.get(key, "") for key in keys]),
         "text": text,
     }
+
+
+def warn_of_unread(
+    db: Database, nvtx: Nvtx, domain: str, in_domain: npt.NDArray[np.bool_], is_kind: npt.NDArray[np.bool_]
+) -> None:
+    """Warn about events of unknown types, and of domains that their process has not registered."""
+    events = nvtx.events
+    is_known = among(events["kind"], defined(db, EVENT_TYPES))
+    if count := int((in_domain & ~is_kind & ~is_known).sum()):
+        unknown = np.unique(events["kind"][in_domain & ~is_kind & ~is_known])[:5]
+        db.warn(f"NVTX_EVENTS.eventType is unknown in {count} events, which are not read: "
+                + ", ".join(map(str, unknown)))  # fmt: skip
+    other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in nvtx.domains)} - {id_ for _, id_ in nvtx.pairs(domain)}
+    rows = np.flatnonzero(~in_domain & (is_kind | ~is_known) & ~among(events["domain"], other_ids))
+    (pids, ids), index = distinct_rows(events["pid"][rows], events["domain"][rows])
+    is_unregistered = [pair not in nvtx.domains for pair in zip(pids.tolist(), ids.tolist(), strict=True)]
+    if count := int(np.array(is_unregistered, dtype=bool)[index].sum()):
+        db.warn(f"NVTX_EVENTS.domainId or globalTid of {count} events names a domain that their process has not "
+                "registered: they are not read")  # fmt: skip
 
 
 def ranges_of(db: Database, nvtx: Nvtx, domain: str) -> Columns:
