@@ -111,7 +111,9 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
         shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
         # waiting time of each collective's ranks during which their devices do nothing else
         exposed = members[["wait_ns", "alone"]].min(axis=1).groupby(members["instance"]).sum()
-        of_instance = instances[["step", "c", "n", "wait_ns"]].assign(bare=exposed / instances["wait_ns"].clip(lower=1))
+        of_instance = instances[["step", "c", "n", "wait_ns"]].assign(
+            exposed_share=exposed / instances["wait_ns"].clip(lower=1)
+        )
         causes = shares.join(of_instance, on="instance").assign(rank=shares["late_rank"])
         causes = host_reasons(causes.assign(cost=causes["wait_ns"] / (causes["n"] - 1) * causes["share"]), tables)
         columns = [name for name in causes if name not in ("share", "cost")]
@@ -174,7 +176,7 @@ def _summed(charges: pd.DataFrame, total_ns: int) -> pd.DataFrame:
     Raises:
         AssertionError: They do not add up to the waiting: a bug in this package.
     """
-    cost = charges["bare"] * charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
+    cost = charges["exposed_share"] * charges["wait_ns"] / (charges["n"] - 1).clip(lower=1)
     keys = [charges["step"], charges["rank"]]
     is_fault = ~charges["cause"].isin(NO_FAULT)
     judged = cost.where(is_fault | ~is_fault.groupby(keys).transform("any"), 0)
@@ -206,7 +208,7 @@ ROOT = 0.25
 
 
 def coarse_charges(tables: JobTables) -> pd.DataFrame:
-    """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, bare (its exposed share), and n,
+    """All waiting by step, c (communicator), rank, cause, layer and phase: wait_ns, exposed_share, and n,
     the communicator's ranks.
     """
     # the roots of each step and their causes
@@ -229,7 +231,7 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     unknown = waited[~has_root].assign(excess_ns=1, layer=NO_LAYER, phase=NO_PHASE)
     unknown["cause"] = np.where(is_cold[~has_root], "start_up", "unresolved")
     charges = pd.concat([direct, chained, unknown], ignore_index=True)
-    charges["bare"] = charges["exposed_ns"] / charges["wait_ns"].clip(lower=1)
+    charges["exposed_share"] = charges["exposed_ns"] / charges["wait_ns"].clip(lower=1)
     keys = ["step", "c", "late_rank"]
     charges["share"] = charges["excess_ns"] / charges.groupby(keys)["excess_ns"].transform("sum")
     return _in_whole_ns(charges, keys)

@@ -160,8 +160,8 @@ def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
         if depths[-1] > _DEEPEST:
             raise ValueError(f"range {number} is inside more than {_DEEPEST} others")
-    if strange := [number for number in (*operators["range"], *unknown["range"]) if number >= len(ranges)]:
-        raise ValueError(f"there is no range {strange[0]}")
+    if missing := [number for number in (*operators["range"], *unknown["range"]) if number >= len(ranges)]:
+        raise ValueError(f"there is no range {missing[0]}")
     steps, gpu, torch = (_cell(content, *cell) for cell in (("steps", "int64"), ("gpu", "object"), ("torch", "object")))
     return FlopsFile(path, steps, gpu, torch, ranges, operators, unknown)
 

@@ -210,8 +210,8 @@ def _merged(timeline: Timeline, separate: Sequence[Any], limit: int, left_out: l
     if len(boxes) <= limit:
         return boxes
     drawn: pd.DataFrame = boxes.iloc[np.sort(np.argsort(-boxes["busy"].to_numpy(), kind="stable")[:limit])]
-    gone, at_most = len(ops) - int(drawn["count"].sum()), MS.with_unit(int(drawn["busy"].min()))
-    left_out.append(f"{gone:,} operations of at most {at_most} are not drawn")
+    omitted, at_most = len(ops) - int(drawn["count"].sum()), MS.with_unit(int(drawn["busy"].min()))
+    left_out.append(f"{omitted:,} operations of at most {at_most} are not drawn")
     return drawn
 
 

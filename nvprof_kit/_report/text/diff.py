@@ -52,16 +52,16 @@ def _changes(result: Diff) -> tuple[list[dict[Any, Any]], str, list[str]]:
         folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
     levels = [folded if level == "layer" else changed[changed["level"] == level] for level in [*LEVELS][:-1]]
     more = sum(len(level_rows.iloc[top:]) for level_rows in levels)
-    unshown = [f"{more} more changed"] if more else []
+    omitted = [f"{more} more changed"] if more else []
     rows = rows[rows["level"].isin(("phase", "class", "layer"))]
     same, undecided = (rows[rows["verdict"] == verdict] for verdict in ("same", "undecided"))
     if len(same):
-        unshown.append(f"{plural(len(same), 'row')} the same, each within ±{100 * same['within'].max():.1f} % or less")
+        omitted.append(f"{plural(len(same), 'row')} the same, each within ±{100 * same['within'].max():.1f} % or less")
     if len(undecided):
         costliest = undecided.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
-        unshown.append(f"{plural(len(undecided), 'row')} undecided, the costliest {named(costliest)}")
+        omitted.append(f"{plural(len(undecided), 'row')} undecided, the costliest {named(costliest)}")
     printed = [row for level_rows in levels for row in level_rows.head(top).to_dict("records")]
-    return printed, "; ".join(unshown), [*([] if folded is layers else [_FOLDED]), *result.notes]
+    return printed, "; ".join(omitted), [*([] if folded is layers else [_FOLDED]), *result.notes]
 
 
 def _kernels(result: Diff) -> list[str]:
@@ -87,7 +87,7 @@ def _gates(result: Diff) -> list[tuple[bool, str]]:
 
 def diff_report(result: Diff) -> list[RenderableType]:
     """The report for the terminal: verdict, changes, new and removed kernels, gates."""
-    (rows, unshown, notes), unit = _changes(result), result.unit
+    (rows, omitted, notes), unit = _changes(result), result.unit
     grid = Grid(_COLUMNS)
     for row in rows:
         grid.add(dict(zip(_COLUMNS, _cells(row, unit), strict=True)))
@@ -98,7 +98,7 @@ def diff_report(result: Diff) -> list[RenderableType]:
         Text(_headline(result), "bold"),
         "",
         grid,
-        *([Text(unshown, "dim")] if unshown else []),
+        *([Text(omitted, "dim")] if omitted else []),
     ]
     if kernels := _kernels(result):
         parts += ["", Text(kernels[0], "bold"), *map(Text, kernels[1:])]

@@ -173,8 +173,8 @@ class Grid:
         if hidden := self.beyond + len(self.rows) - len(rows):
             parts.append(Text(f"… and {hidden:,} more {'row' if hidden == 1 else 'rows'}; {way}", "dim"))
         names = (self.columns[key].name for key in self.printed_columns if key not in widths)
-        if gone := [name for name in names if name]:
-            parts.append(Text(f"Too wide for {width} columns: {', '.join(gone)}; -o FILE.csv has them", "dim"))
+        if hidden_names := [name for name in names if name]:
+            parts.append(Text(f"Too wide for {width} columns: {', '.join(hidden_names)}; -o FILE.csv has them", "dim"))
         return parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

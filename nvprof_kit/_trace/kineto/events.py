@@ -45,7 +45,7 @@ recorded with ``record_python_gc_info``.
 _ARROW = "fwdbwd"
 _OLDER = {"operator": OPERATORS, "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _OURS = f"{DOMAIN}:"
-_MODULE, _COLLECTION = "nn.Module: ", "Python GC"
+MODULE, _COLLECTION = "nn.Module: ", "Python GC"
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _EVENT = {"name": "i", "ts": "d", "dur": "d", "tid": "q"}
@@ -224,9 +224,9 @@ class Events:
         if parts[ANNOTATIONS]:
             rows = [row for row in rows if not row.name.startswith(_OURS)]
         if category == FUNCTIONS:
-            parts[MODULES] = [row for row in rows if not row.name or row.name.startswith(_MODULE)]
+            parts[MODULES] = [row for row in rows if not row.name or row.name.startswith(MODULE)]
             parts[COLLECTIONS] = [row for row in rows if row.name.startswith(_COLLECTION)]
-            functions = [row for row in rows if row.name and not row.name.startswith((_MODULE, _COLLECTION))]
+            functions = [row for row in rows if row.name and not row.name.startswith((MODULE, _COLLECTION))]
             rows = [row for row in functions if isinstance(row.dur, float | int) and row.dur >= LONG_FRAME_NS / 1000]
         for table, events in {**parts, category: [*parts.get(category, ()), *rows]}.items():
             if events:

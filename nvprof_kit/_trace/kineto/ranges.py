@@ -11,7 +11,7 @@ import numpy as np
 
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
-from nvprof_kit._trace.kineto.events import ANNOTATIONS, MODULES, OPERATORS, Events
+from nvprof_kit._trace.kineto.events import ANNOTATIONS, MODULE, MODULES, OPERATORS, Events
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category, parse_kineto_name
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # imported once the events are read, so that both are not in 
 
 _BACKWARD_OP = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"\w+Backward\d*")
-_MODULE = "nn.Module: "
 _NUMBER = re.compile(r"_\d+$")
 _LIBRARY_ANNOTATIONS = (
     "nccl:",
@@ -60,7 +59,7 @@ def read_ranges(events: Events, has_ours: bool) -> dict[str, Any]:
     if not has_ours:
         modules = events.of(MODULES)
         modules = modules.iloc[np.lexsort((-modules["end_ns"], modules["start_ns"], modules["tid"]))]
-        paths = _module_paths(modules, events.by_name(modules, lambda name: name[len(_MODULE) :]))
+        paths = _module_paths(modules, events.by_name(modules, lambda name: name[len(MODULE) :]))
         if paths:
             text = (
                 f"layers are from PyTorch's module events: named by class and order ({paths[-1]}), not by their names "

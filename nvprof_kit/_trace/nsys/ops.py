@@ -104,9 +104,9 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
     ops |= {name: zero_is_missing(read[name]) for name in ("correlation", "graph_node")}
     if "name" in optional:
         copies = read["name_id"][is_copy]
-        if strange := {*few(copies).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}:
-            rows = int(np.isin(copies, [*strange]).sum())
-            db.warn(f"{MEMCPY}.copyKind is {min(strange)} in {rows} rows: copies of unknown direction")
+        if unknown := {*few(copies).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}:
+            rows = int(np.isin(copies, [*unknown]).sum())
+            db.warn(f"{MEMCPY}.copyKind is {min(unknown)} in {rows} rows: copies of unknown direction")
         # a kernel's name is a string in the file, other names follow from kind and direction
         pairs, index = distinct(read["name_id"] * len(OP_KINDS) + ops["kind"])
         named = [(OP_KINDS[pair % len(OP_KINDS)], pair // len(OP_KINDS)) for pair in pairs.tolist()]

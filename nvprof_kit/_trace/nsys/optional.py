@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from nvprof_kit._trace.files.database import Database
-from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
 from nvprof_kit._trace.joins import launching_calls
 from nvprof_kit._trace.nsys.sources import RUNTIME, Columns, check_rows, process_of, read_columns
 
@@ -33,8 +33,8 @@ def read_allocations(db: Database) -> Columns:
     read = read_columns(db, _EVENTS, columns)
     is_known = (read["kind"] >= 0) & (read["kind"] < len(_KINDS))
     if not is_known.all():
-        strange = read["kind"][~is_known]
-        db.warn(f"{_EVENTS}.memKind is {strange[0]} in {len(strange)} rows: memory of unknown kind")
+        unknown = read["kind"][~is_known]
+        db.warn(f"{_EVENTS}.memKind is {unknown[0]} in {len(unknown)} rows: memory of unknown kind")
     calls = read_columns(db, RUNTIME, {"start_ns": "start", "tid": "globalTid", "correlation": "correlationId"})
     calls["pid"] = process_of(calls["tid"])
     call = launching_calls(calls, read | {"start_ns": read["time_ns"]})
@@ -52,7 +52,6 @@ _GPU = 0xFF  # the low byte of a type id is the GPU number (nsys user guide)
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
 _AVERAGE_OF_WARPS = re.compile(r"\[Avg[^\]]*\]$")
 _SAMPLED = '"SM Active'
-_NO_TIME = int(np.iinfo(np.int64).min)
 
 
 def read_samples(db: Database) -> Columns:
@@ -75,12 +74,12 @@ def _metrics(db: Database) -> Columns:
         rows = db.rows("TARGET_INFO_GPU_METRICS", ("typeId", "metricId", "metricName"))
         names = {(type_, metric): str(name) for type_, metric, name in rows if not _AVERAGE_OF_WARPS.search(str(name))}
     columns = {"time": "timestamp", "type": "typeId", "metric": "metricId", "value": "value"}
-    read = read_columns(db, "GPU_METRICS", columns, missing=_NO_TIME)
+    read = read_columns(db, "GPU_METRICS", columns, missing=MISSING_PAYLOAD)
     types, type_index = np.unique(read["type"], return_inverse=True)
     metrics, metric_index = np.unique(read["metric"], return_inverse=True)
     name_of_pair = [names.get((type_, metric), "") for type_ in types.tolist() for metric in metrics.tolist()]
     pair = type_index * len(metrics) + metric_index
-    keep = (read["time"] != _NO_TIME) & np.array([bool(name) for name in name_of_pair], dtype=bool)[pair]
+    keep = (read["time"] != MISSING_PAYLOAD) & np.array([bool(name) for name in name_of_pair], dtype=bool)[pair]
     return {
         "time_ns": read["time"][keep],
         "device": read["type"][keep],

@@ -210,9 +210,9 @@ def _check_joins(db: Database, ranges: Columns, ops: Columns, nodes: Columns, *,
             db.warn(f"{node_table(db)}.originalGraphNodeId is NULL in every row: replayed kernels are counted for the "
                     "layer that launched the graph")  # fmt: skip
     gpus = _gpus(db)
-    if strange := [device for device in few(ops["device"]).tolist() if gpus and device not in gpus]:
-        rows = int(np.isin(ops["device"], strange).sum())
-        db.warn(f"deviceId of {rows} operations is {strange[0]}, a GPU that TARGET_INFO_GPU does not list")
+    if unlisted := [device for device in few(ops["device"]).tolist() if gpus and device not in gpus]:
+        rows = int(np.isin(ops["device"], unlisted).sum())
+        db.warn(f"deviceId of {rows} operations is {unlisted[0]}, a GPU that TARGET_INFO_GPU does not list")
 
 
 def _gpus(db: Database) -> dict[int, str]:

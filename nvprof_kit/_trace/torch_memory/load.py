@@ -196,8 +196,8 @@ def _integers(rows: list[dict[str, Any]], key: str, table: str, default: int | N
     try:
         values = [*map(itemgetter(key), rows)]
     except KeyError:
-        is_lawful = key == "time_us" or all(row.get("action") == "oom" for row in rows if key not in row)
-        if default is None or not is_lawful:
+        may_lack = key == "time_us" or all(row.get("action") == "oom" for row in rows if key not in row)
+        if default is None or not may_lack:
             raise _wrong(f"{table}.{key}", "in every row") from None
         values = [row.get(key, default) for row in rows]
     for type_code in "qQ":  # addresses can have the highest bit set
