@@ -180,13 +180,11 @@ def kernel_table(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> p
 def drawn_kernels(table: pd.DataFrame, drawing: Drawing, limit: int) -> dict[str, Any]:
     """The table of kernels as columns of a drawing, and a sentence about omissions."""
     rows, omitted, total_ns = table.iloc[:limit], table.iloc[limit:], int(table["total_ns"].sum())
-    omitted_percent = 100 * omitted["total_ns"].sum() / max(total_ns, 1)
+    share = 100 * omitted["total_ns"].sum() / max(total_ns, 1)
     return {
         **{name: drawing.add_texts(rows[name]) for name in ("name", "kernel_class", "layer", "phase")},
         **{name: drawing.add(rows[f"{name}_ns"]) for name in ("total", "min", "max")},
         "calls": drawing.add(rows["calls"]),
         "whole": total_ns,
-        "note": f"{len(omitted):,} more rows, {omitted_percent:.2f} % of the time, are not on the page"
-        if len(omitted)
-        else "",
+        "note": f"{len(omitted):,} more rows, {share:.2f} % of the time, are not on the page" if len(omitted) else "",
     }

@@ -148,15 +148,11 @@ def sheet_of(
     for measure, name in (("kept", "memory kept by a forward"), ("cuda", "memory taken from CUDA")):
         if memory is not None and (memory[f"{measure}_bytes"].fillna(0) > 0).any():
             measures[measure] = name
-    omitted_rows, omitted_steps = len(result.tree) - len(page_rows.rows), len(selectable) - len(shown_steps)
+    more_rows, more_steps = len(result.tree) - len(page_rows.rows), len(selectable) - len(shown_steps)
     left_out = [
-        *([f"{omitted_rows:,} layers of little time: nvprof-kit layers {path} --format csv"] if omitted_rows else []),
+        *([f"{more_rows:,} layers of little time: nvprof-kit layers {path} --format csv"] if more_rows else []),
         *left_out,
-        *(
-            [f"{omitted_steps:,} steps cannot be chosen: nvprof-kit report {path} --steps N"]
-            if omitted_steps > 0
-            else []
-        ),
+        *([f"{more_steps:,} steps cannot be chosen: nvprof-kit report {path} --steps N"] if more_steps > 0 else []),
     ]
     variables = {
         "path": path,
