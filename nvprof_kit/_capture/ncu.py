@@ -205,7 +205,7 @@ def measure_program(
         result = subprocess.run(imported, stdout=page, env={**os.environ, "LC_ALL": "C"}, check=False)
     if result.returncode:
         raise ToolError(f"ncu cannot read what it wrote; what there is stays in {stage}", exit_code=status or 1)
-    status, _ = publish(stage, Path(output).parent, status, force=force)
+    status, _ = publish(stage, status, force=force)
     say(f"next: nvprof-kit ncu layers {shlex.quote(f'{output}.csv')}")
     return status
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Literal
 
 from nvprof_kit._capture.machine import PYTHON
@@ -139,5 +139,4 @@ def profile_program(
         say(f"all {seconds} s of the run were captured; a window of a few steps is smaller and as good: see --step")
     say_what_nsys_lost("".join(supervisor.printed))
     absent = what_never_began(settings) if has_begun else "nsys ended before it began the program"
-    folder = Path(output).parent
-    return finish_report(tool, stage, folder, status, force=force, is_empty=is_empty, absent=absent, export=export)
+    return finish_report(tool, stage, status, force=force, is_empty=is_empty, absent=absent, export=export)

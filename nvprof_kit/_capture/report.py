@@ -165,15 +165,15 @@ def output_setting(stage: Path, output: str) -> str:
     return f"--output={stage}/{Path(output).name.replace('%', '%%')}"
 
 
-def publish(stage: Path, folder: Path, status: int, *, force: bool) -> tuple[int, list[str]]:
-    """Bring what is in a stage to its folder.
+def publish(stage: Path, status: int, *, force: bool) -> tuple[int, list[str]]:
+    """Bring what is in a stage to the folder that it is in.
 
     Returns:
         The status; 1 if that was 0 and a file stays behind. And the files.
     """
     published: list[str] = []
     for file in sorted(stage.iterdir()):
-        target = folder / file.name
+        target = stage.parent / file.name
         if os.path.lexists(target) and not force:
             say(f"{target} exists; the new one stays in {stage}")
             continue
@@ -207,7 +207,6 @@ def say_what_nsys_lost(printed: str) -> None:
 def finish_report(
     nsys: str,
     stage: Path,
-    folder: Path,
     status: int,
     *,
     force: bool,
@@ -220,7 +219,6 @@ def finish_report(
     Args:
         nsys: The nsys to export with.
         stage: Where nsys wrote.
-        folder: The report's folder.
         status: Exit status of the run.
         force: Whether to overwrite.
         is_empty: Whether an export has nothing that nsys can trace.
@@ -247,12 +245,12 @@ def finish_report(
             retry = f"nsys export --type={export} {report.name}"
             say(f"nsys did not export {report.name}, see what it said above; again: {retry}")
     empty = export != "none" and any(is_empty(_export_of(report, export)) for report in reports)
-    status, published = publish(stage, folder, status, force=force)
-    peaks, target = Path(PEAKS_FILE), folder / PEAKS_FILE
+    status, published = publish(stage, status, force=force)
+    peaks, target = Path(PEAKS_FILE), stage.with_name(PEAKS_FILE)
     if published and peaks.is_file() and not os.path.lexists(target):
         with contextlib.suppress(OSError):
             shutil.copyfile(peaks, target)
-            say(f"{target}: the measured peaks of this folder, for {folder / reports[0].stem}")
+            say(f"{target}: the measured peaks of this folder, for {stage.with_name(reports[0].stem)}")
     raw_events = next((name for name in published if name.endswith(".qdstrm")), None)
     if not reports and raw_events:
         say(f"no report: nsys did not import {raw_events}, which has what it recorded; see what it said above")

@@ -127,7 +127,7 @@ def start_session(
     need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there
     state = _state_file(session)
     stage = open_stage(output, NSYS_SUFFIXES, force=None)
-    state.write_text(f"{stage.resolve()}\n{Path(output).parent.resolve()}\n")
+    state.write_text(f"{stage.resolve()}\n")
     status = subprocess.run([*command, output_setting(stage, output)], check=False).returncode
     if status:
         shutil.rmtree(stage, ignore_errors=True)
@@ -151,7 +151,7 @@ def stop_session(*, session: str = "nvprof_kit", is_empty: IsEmpty) -> int:
     state_line = _state_line(nsys, session)
     if not state.is_file():
         raise UsageError(f"no capture to end in session {session}; begin one with nvprof-kit session start")
-    stage, folder = state.read_text().splitlines()
+    stage = Path(state.read_text().splitlines()[0])
     status = 0
     if "Collection" in state_line:
         stop = [nsys, "stop", f"--session={session}"]
@@ -167,7 +167,7 @@ def stop_session(*, session: str = "nvprof_kit", is_empty: IsEmpty) -> int:
     else:  # nsys wrote the report then
         say(f"session {session} captures no more: its program ended")
     state.unlink(missing_ok=True)
-    return finish_report(nsys, Path(stage), Path(folder), status, force=False, is_empty=is_empty)
+    return finish_report(nsys, stage, status, force=False, is_empty=is_empty)
 
 
 def print_status() -> None:
