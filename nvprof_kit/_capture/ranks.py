@@ -35,9 +35,8 @@ class Rank(NamedTuple):
 
     def report_name(self, beginning: str) -> str:
         """The name of its report: ``run-RUN-HOST-rank3-20261122-221300``."""
-        host = re.sub(
-            r"[^A-Za-z0-9._-]", "_", os.uname().nodename
-        )  # HOSTNAME may be another's, which Slurm brings along
+        # HOSTNAME may be another's, which Slurm brings along
+        host = re.sub(r"[^A-Za-z0-9._-]", "_", os.uname().nodename)
         parts = [beginning, self.run_id, host, f"rank{self.rank}", time.strftime("%Y%m%d-%H%M%S")]
         return "-".join(piece for piece in parts if piece)
 

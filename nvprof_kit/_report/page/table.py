@@ -148,22 +148,24 @@ def _more_cells(
     without empty ones, with a cell for each group of rows of the tree.
     """
     columns: dict[str, list[Cell]] = {}
-    for name in MEMORY_COLUMNS if memory is not None else ():
-        join = max if name == "peak_bytes" else sum
-        of_row = memory[name].fillna(0).tolist()  # type: ignore[index]
-        counts = [join(of_row[row] for row in group) for group in groups]
-        columns[COLUMNS[name].name] = [_cell(mib_cell(count) if count else "", count or None) for count in counts]
-    for title, name in (("MFU", "mfu"), ("of limit", "of_limit")) if flops is not None and flops.peaks else ():
-        for phase in ("forward", "backward"):
-            rows = flops.rows[flops.rows["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]  # type: ignore[union-attr]
-            rows = rows.reindex(tree["layer"].where(tree["phase"].isin(["", phase]), "")).fillna(0.0)
-            busy_ns = rows["gpu_busy_ns"].to_numpy()
-            at_limit_ns = rows[name].to_numpy() * busy_ns
-            shares = [float(at_limit_ns[group].sum() / (busy_ns[group].sum() or 1.0)) for group in groups]
-            texts = [percent(share) + " (above the peak)" * (share > 1) if share else "" for share in shares]
-            bars = [min(share, 1.0) if name == "of_limit" else None for share in shares]
-            cells = zip(texts, shares, bars, strict=True)
-            columns[f"{title} {phase}"] = [_cell(text, share or None, bar) for text, share, bar in cells]
+    if memory is not None:
+        for name in MEMORY_COLUMNS:
+            join = max if name == "peak_bytes" else sum
+            of_row = memory[name].fillna(0).tolist()
+            counts = [join(of_row[row] for row in group) for group in groups]
+            columns[COLUMNS[name].name] = [_cell(mib_cell(count) if count else "", count or None) for count in counts]
+    if flops is not None and flops.peaks:
+        for title, name in (("MFU", "mfu"), ("of limit", "of_limit")):
+            for phase in ("forward", "backward"):
+                rows = flops.rows[flops.rows["phase"] == phase].set_index("layer")[["gpu_busy_ns", name]]
+                rows = rows.reindex(tree["layer"].where(tree["phase"].isin(["", phase]), "")).fillna(0.0)
+                busy_ns = rows["gpu_busy_ns"].to_numpy()
+                at_limit_ns = rows[name].to_numpy() * busy_ns
+                shares = [float(at_limit_ns[group].sum() / (busy_ns[group].sum() or 1.0)) for group in groups]
+                texts = [percent(share) + " (above the peak)" * (share > 1) if share else "" for share in shares]
+                bars = [min(share, 1.0) if name == "of_limit" else None for share in shares]
+                cells = zip(texts, shares, bars, strict=True)
+                columns[f"{title} {phase}"] = [_cell(text, share or None, bar) for text, share, bar in cells]
     return {title: cells for title, cells in columns.items() if any(cell["text"] for cell in cells)}
 
 

@@ -26,19 +26,19 @@ def short_text(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
 
 
-def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), **shown: Any) -> bytes:
+def render(template: str, scripts: Sequence[str] = (), styles: Sequence[str] = (), **variables: Any) -> bytes:
     """A page as UTF-8.
 
     Args:
         template: The template file.
         scripts: Script files in order; they are concatenated.
         styles: CSS files.
-        shown: The template variables.
+        variables: The template variables.
     """
     style, script = ("\n".join(map(_file, names)) for names in (styles, scripts))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    shown |= {"style": trusted(style), "script": trusted(script), "script_hash": f"sha256-{digest}"}
-    return plain(_environment().get_template(template).render(shown)).encode("utf-8")
+    variables |= {"style": trusted(style), "script": trusted(script), "script_hash": f"sha256-{digest}"}
+    return plain(_environment().get_template(template).render(variables)).encode("utf-8")
 
 
 def trusted(text: str) -> Markup:

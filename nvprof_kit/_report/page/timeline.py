@@ -142,12 +142,11 @@ def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Draw
                     for _, level in spans[spans["lane"] == number].groupby("level", sort=True)
                 ]
                 boxes = ops[ops["lane"] == number]
-                names = {"text": "name", "phase": "phase", "layer": "layer"}
-                of_ops = {"instance": boxes["instance"] + 1}
+                row = drawing.row("op", boxes, origin, {"text": "name", "phase": "phase", "layer": "layer"})
+                row["instance"] = drawing.add(boxes["instance"] + 1)
                 if (boxes["count"] > 1).any():
-                    of_ops |= {"count": boxes["count"], "busy": boxes["busy"]}
-                row = drawing.row("op", boxes, origin, names)
-                rows.append({**row, **{name: drawing.add(values) for name, values in of_ops.items()}})
+                    row |= {name: drawing.add(boxes[name]) for name in ("count", "busy")}
+                rows.append(row)
                 groups.append({"label": lane_label(lane, timeline), "rows": rows})
     for number, (_, thread) in enumerate(ranges.groupby("tid", sort=True)):
         levels = (level for _, level in thread.groupby("level", sort=True))

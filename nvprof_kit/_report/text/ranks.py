@@ -90,8 +90,8 @@ def _largest(sums: pd.Series[int], top: int, all_ns: int) -> pd.DataFrame:
     """The first of some sums by their keys, with their share of all, and the others in one row."""
     rows = sums.head(top).reset_index().astype(object)
     if len(remaining := sums.iloc[top:]):
-        others: Any = ["", f"{len(remaining)} more", *[""] * (len(rows.columns) - 3), int(remaining.sum())]
-        rows.loc[len(rows)] = others
+        last_row: Any = ["", f"{len(remaining)} more", *[""] * (len(rows.columns) - 3), int(remaining.sum())]
+        rows.loc[len(rows)] = last_row
     rows["share"] = [ns / all_ns if all_ns else None for ns in rows[sums.name]]
     return rows
 

@@ -263,9 +263,9 @@ class TraceFile:
 
     def _escape(self) -> bool:
         """Escape the quotes in names of Python functions, which PyTorch does not; False if there are none."""
-        rest, names = _NAME.subn(lambda name: name[1] + _QUOTE.sub(r'\1\\"', name[2]), self._text[self._at :])
+        escaped, names = _NAME.subn(lambda name: name[1] + _QUOTE.sub(r'\1\\"', name[2]), self._text[self._at :])
         if names:
-            self._text = self._text[: self._at] + rest
+            self._text = self._text[: self._at] + escaped
         return bool(names)
 
     def _read_more(self) -> bool:

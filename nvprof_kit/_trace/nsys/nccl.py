@@ -144,6 +144,8 @@ def _operations(db: Database) -> list[dict[str, Any]]:
         if max(overlaps, default=0) <= 0:
             continue
         kernel = near[overlaps.index(max(overlaps))]
+        count, size = value_of.get("count"), _BYTES.get(_kind(value_of.get("dataType")), 0)
+        is_known = size > 0 and kind not in _PER_RANK
         operations.append({
             "start_ns": start,
             "end_ns": end,
@@ -151,7 +153,7 @@ def _operations(db: Database) -> list[dict[str, Any]]:
             "tid": kernel[3],
             "correlation": kernel[2],
             "call": f"nccl{str(text).removeprefix('nccl')}",
-            "bytes": _bytes(kind, value_of.get("count"), value_of.get("dataType")),
+            "bytes": count * size if is_known and isinstance(count, int) and 0 <= count < 1 << 46 else -1,
             "communicator": _hexadecimal(value_of.get("commHash")),
             "operation": int(id_) & (1 << 63) - 1,
         })  # fmt: skip
@@ -165,10 +167,3 @@ def _plain(name: object) -> str:
 def _kind(name: object) -> str:
     """The kind of a call or operation: ``allreduce``."""
     return _plain(name).removeprefix("nccl")
-
-
-def _bytes(kind: str, count: object, data_type: object) -> int:
-    """Bytes of the operation's larger buffer; -1 if unknown."""
-    size = _BYTES.get(_kind(data_type), 0)
-    is_known = isinstance(count, int) and 0 <= count < 1 << 46 and size and kind not in _PER_RANK
-    return count * size if is_known and isinstance(count, int) else -1

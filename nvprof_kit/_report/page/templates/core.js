@@ -100,6 +100,17 @@ class Sheet {
     this.names = [...this.data.tree.name, ...this.folds.map((fold) => fold.name)];
     this.rowOf = new Map(this.names.map((name, row) => [name, row]).reverse());
   }
+  // unpack what is drawn; where the browser cannot, the page says so
+  async load() {
+    try {
+      this.buffer = await unpack(this.data.block);
+    } catch (error) {
+      this.element.prepend(make("p", { class: "warnings" }, String(error.message)));
+      return false;
+    }
+    if (this.data.timeline) this.timeline = new Timeline(this);
+    return true;
+  }
   part(name) { return document.getElementById(`${this.id}-${name}`); }
   onPick(listener) { this.listeners.push(listener); }
   pick(row) {

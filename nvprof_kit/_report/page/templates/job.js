@@ -50,13 +50,7 @@ function heats() {
 
 async function start() {
   for (const table of document.querySelectorAll("table.plain")) new LayerTable(table);
-  try {
-    sheet.buffer = await unpack(sheet.data.block);
-  } catch (error) {
-    sheet.element.prepend(make("p", { class: "warnings" }, String(error.message)));
-    return;
-  }
-  if (sheet.data.timeline) sheet.timeline = new Timeline(sheet);
+  if (!await sheet.load()) return;
   heats();
   for (const box of ranks) box.addEventListener("change", () => { showRanks(shownRanks()); address.set({ ranks: shownRanks().join(",") }); });
   document.getElementById("unpick")?.addEventListener("click", () => sheet.choose(-1));

@@ -12,13 +12,7 @@ function build(sheet) {
     icicle(sheet);
     roofline(sheet);
     for (const table of sheet.element.querySelectorAll("table.plain")) new LayerTable(table);
-    try {
-      sheet.buffer = await unpack(sheet.data.block);
-    } catch (error) {
-      sheet.element.prepend(make("p", { class: "warnings" }, String(error.message)));
-      return;
-    }
-    if (sheet.data.timeline) sheet.timeline = new Timeline(sheet);
+    if (!await sheet.load()) return;
     steps(sheet);
     kernels(sheet);
   })();
