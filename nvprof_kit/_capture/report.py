@@ -229,17 +229,10 @@ def finish_report(
         The run's status; 1 if that was 0 and nothing was captured or a file stays behind.
     """
     reports = sorted(stage.glob("*.nsys-rep"))
-    if status >= 128 and status not in (129, 130, 143):
-        # something was killed, the program or nsys itself: only a report that exports anew is complete
-        kind = "sqlite" if export == "none" else export
-        for report in reports:
-            target = _export_of(report, kind)
-            command = [nsys, "export", f"--type={kind}", "--force-overwrite=true", f"--output={target}", str(report)]
-            if subprocess.run(command, capture_output=True, check=False).returncode:
-                say(f"nsys was killed while it wrote; what there is of the report stays in {stage}")
-                return status
-            if export == "none":
-                target.unlink()
+    # if the program or nsys itself was killed, only a report that exports anew is complete
+    if status >= 128 and status not in (129, 130, 143) and not _export_anew(nsys, reports, export):
+        say(f"nsys was killed while it wrote; what there is of the report stays in {stage}")
+        return status
     for report in reports:
         if export != "none" and not _export_of(report, export).exists():
             retry = f"nsys export --type={export} {report.name}"
@@ -247,7 +240,7 @@ def finish_report(
     empty = export != "none" and any(is_empty(_export_of(report, export)) for report in reports)
     status, published = publish(stage, status, force=force)
     peaks, target = Path(PEAKS_FILE), stage.with_name(PEAKS_FILE)
-    if published and peaks.is_file() and not os.path.lexists(target):
+    if published and reports and peaks.is_file() and not os.path.lexists(target):
         with contextlib.suppress(OSError):
             shutil.copyfile(peaks, target)
             say(f"{target}: the measured peaks of this folder, for {stage.with_name(reports[0].stem)}")
@@ -268,6 +261,19 @@ def finish_report(
             say(f"next: nvprof-kit layers {shlex.quote(capture)}")
         return status
     return status or 1
+
+
+def _export_anew(nsys: str, reports: Sequence[Path], export: str) -> bool:
+    """Export reports in place of the exports that may be incomplete; whether nsys could."""
+    kind = "sqlite" if export == "none" else export
+    for report in reports:
+        target = _export_of(report, kind)
+        command = [nsys, "export", f"--type={kind}", "--force-overwrite=true", f"--output={target}", str(report)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return False
+        if export == "none":
+            target.unlink()
+    return True
 
 
 def _export_of(report: Path, export: str) -> Path:

@@ -142,13 +142,7 @@ class Grid:
             width: Width of a line in cells.
             grow: Exceed `width` rather than shorten a text or leave out a column.
         """
-        rows, way = self.rows, "--top N shows them"
-        if self.select is not None:
-            way = "--top N or -o FILE.csv shows them"
-            costly = [row for row in rows if row.cost is not None] or [row for row in rows if row.cells]
-            ranked = costly if self.select.sort else sorted(costly, key=lambda row: -(row.cost or 0.0))
-            omitted = set(map(id, ranked[self.select.top :] if self.select.top is not None else ()))
-            rows = [row for row in rows if id(row) not in omitted]
+        rows = self._printed_rows()
         widths = self._widths(rows, width, grow)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         cells = []
@@ -171,6 +165,7 @@ class Grid:
                 table.add_section()
         parts: list[RenderableType] = [table]
         if hidden := self.beyond + len(self.rows) - len(rows):
+            way = "--top N shows them" if self.select is None else "--top N or -o FILE.csv shows them"
             parts.append(Text(f"… and {hidden:,} more {'row' if hidden == 1 else 'rows'}; {way}", "dim"))
         names = (self.columns[key].name for key in self.printed_columns if key not in widths)
         if hidden_names := [name for name in names if name]:
@@ -180,6 +175,16 @@ class Grid:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render at the width given by Rich."""
         yield from self.parts(options.max_width)
+
+    def _printed_rows(self) -> Sequence[Row]:
+        """The rows that are shown: of those with a cost the costliest, or of all the first."""
+        if self.select is None or self.select.top is None:
+            return self.rows
+        ranked = [row for row in self.rows if row.cost is not None] or [row for row in self.rows if row.cells]
+        if not self.select.sort:
+            ranked.sort(key=lambda row: -(row.cost or 0.0))
+        omitted = set(map(id, ranked[self.select.top :]))
+        return [row for row in self.rows if id(row) not in omitted]
 
     def _widths(self, rows: Sequence[Row], width: int, grow: bool) -> dict[str, int]:
         """The widths of the columns that are shown: as they are, or as narrow as it has to be."""

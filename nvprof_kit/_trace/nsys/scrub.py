@@ -101,6 +101,20 @@ def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]
         pattern = None if also is None else re.compile(also)
     except re.error as error:
         raise UsageError(f"--also {also!r} is not a regular expression: {error}") from None
+    try:
+        with closing(sqlite3.connect("")) as db:  # SQLite unlinks the file of such a database when it opens it
+            _load(db, source)
+            with db:
+                removed = _take_out(db, pattern, source)
+            _save(db, target, source.stat().st_mode & 0o666)
+    except sqlite3.Error as error:
+        raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
+    except UNREADABLE as error:
+        raise UsageError(f"{source}: cannot be copied to {target}: {error}") from None
+    return removed
+
+
+def _load(db: sqlite3.Connection, source: Path) -> None:
     for end in ("-wal", "-journal"):
         journal = source.with_name(source.name + end)
         if journal.exists() and journal.stat().st_size:
@@ -108,31 +122,25 @@ def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]
                 f"{source}: {journal.name} beside it holds changes that are not in it yet; let the program that writes "
                 f"it end, or merge them: sqlite3 {source.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
             )
-    try:
-        with closing(sqlite3.connect("")) as db:  # SQLite unlinks the file of such a database when it opens it
-            with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
-                plain = Path(folder) / "plain" if source.suffix == ".xz" else source
-                if plain != source:
-                    unpack(source, plain)
-                uri = f"file:{quote(os.fsencode(plain.resolve()))}?mode=ro&immutable=1"
-                with closing(sqlite3.connect(uri, uri=True)) as original:
-                    original.backup(db)
-            with db:
-                removed = _take_out(db, pattern, source)
-            with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
-                clean = Path(folder) / "clean"
-                db.execute("VACUUM INTO ?", (str(clean),))
-                if target.suffix == ".xz":
-                    with clean.open("rb") as file, lzma.open(Path(folder) / "packed", "wb") as archive:
-                        shutil.copyfileobj(file, archive, 1 << 20)
-                    clean = Path(folder) / "packed"
-                clean.chmod(source.stat().st_mode & 0o666)
-                clean.replace(target)
-    except sqlite3.Error as error:
-        raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
-    except UNREADABLE as error:
-        raise UsageError(f"{source}: cannot be copied to {target}: {error}") from None
-    return removed
+    with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
+        plain = Path(folder) / "plain" if source.suffix == ".xz" else source
+        if plain != source:
+            unpack(source, plain)
+        uri = f"file:{quote(os.fsencode(plain.resolve()))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as original:
+            original.backup(db)
+
+
+def _save(db: sqlite3.Connection, target: Path, mode: int) -> None:
+    with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
+        clean = Path(folder) / "clean"
+        db.execute("VACUUM INTO ?", (str(clean),))
+        if target.suffix == ".xz":
+            with clean.open("rb") as file, lzma.open(Path(folder) / "packed", "wb") as archive:
+                shutil.copyfileobj(file, archive, 1 << 20)
+            clean = Path(folder) / "packed"
+        clean.chmod(mode)
+        clean.replace(target)
 
 
 _SET = f"UPDATE {{table}} SET value = {_GONE_TEXT} WHERE "
@@ -172,27 +180,12 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
                 f"{source}: the table {table} has no column {min(missing)}, so private data in it would stay; export "
                 "the report with a release of nsys that nvprof-kit knows (2021 to 2026)"
             )
-    texts = [
-        str(value)
-        for table in _NAMED
-        if table in columns
-        for (value,) in db.execute(f"SELECT value FROM {table} WHERE value LIKE '%HOME=%' OR value LIKE '%PROFILE=%'")
-    ]
-    homes = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
-    outer_homes = sorted(path for path in homes if len(re.split(r"[/\\]", path)) > 2 and not _HOME.search(path))
-    patterns = [re.compile(rf"{re.escape(home)}(?![\w.-])") for home in outer_homes]
-    nameless = [re.sub(r"[^/\\]+$", GONE, home).replace("\\", r"\\") for home in outer_homes]
     removed: Counter[str] = Counter()
 
     def rewrite(name: str, change: Callable[[str], str]) -> None:
         db.create_function(name, 1, lambda text: change(text) if isinstance(text, str) else text, deterministic=True)
 
-    def homeless(text: str) -> str:
-        for home, replacement in zip(patterns, nameless, strict=True):
-            text = home.sub(replacement, text)
-        return _HOME.sub(lambda match: f"{match[1]}{match[2]}{match[1]}{GONE}", text)
-
-    rewrite("homeless", homeless)
+    rewrite("homeless", _without_homes(db, [table for table in _NAMED if table in columns]))
     rewrite("pathless", lambda text: _PATH.sub(GONE, text))
     rewrite("spoolless", lambda text: _SPOOL.sub(GONE, text))
     rewrite("nameonly", lambda text: GONE if re.match(r"\w+=[^\0]*\0", text) else text.partition("\0")[0])
@@ -211,6 +204,28 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
                 sql = f'UPDATE "{table}" SET "{name}" = {_GONE_TEXT} WHERE matches("{name}")'
                 removed["texts that --also matches"] += db.execute(sql).rowcount
     return dict(removed)
+
+
+def _without_homes(db: sqlite3.Connection, tables: list[str]) -> Callable[[str], str]:
+    """What takes the owners' names out of home folders in a text: of usual ones, and of those that variables in these
+    tables name.
+    """
+    texts = [
+        str(value)
+        for table in tables
+        for (value,) in db.execute(f"SELECT value FROM {table} WHERE value LIKE '%HOME=%' OR value LIKE '%PROFILE=%'")
+    ]
+    homes = {match.rstrip("/\\") for text in texts for match in _HOME_VARIABLE.findall(text)}
+    outer_homes = sorted(path for path in homes if len(re.split(r"[/\\]", path)) > 2 and not _HOME.search(path))
+    patterns = [re.compile(rf"{re.escape(home)}(?![\w.-])") for home in outer_homes]
+    nameless = [re.sub(r"[^/\\]+$", GONE, home).replace("\\", r"\\") for home in outer_homes]
+
+    def homeless(text: str) -> str:
+        for home, replacement in zip(patterns, nameless, strict=True):
+            text = home.sub(replacement, text)
+        return _HOME.sub(lambda match: f"{match[1]}{match[2]}{match[1]}{GONE}", text)
+
+    return homeless
 
 
 def _other_processes(db: sqlite3.Connection, columns: dict[str, set[str]]) -> int:

@@ -43,7 +43,7 @@ _SEGMENTS = {
     "active_bytes": "active_size",
     "stream": "stream",
 }
-"""The same of segments, which lack none."""
+"""The integers of segments, which lack none, by column: the key in the file."""
 
 
 class _Refused(Exception):
@@ -107,51 +107,14 @@ def _tables(content: Any, spans_key: str) -> dict[str, Any]:
             "a pickle, but no snapshot of the CUDA allocator: needed segments and device_traces, as "
             "torch.cuda.memory._dump_snapshot and nvprof_kit.memory_snapshot write them"
         )
-    histories = _lists(_rows(content["device_traces"], "device_traces", list), "device_traces")
-    events = [event for history in histories for event in history]
-    try:
-        actions = [event["action"] for event in events]
-    except KeyError:
-        raise _wrong("device_traces.action", "in every row") from None
-    stack_of_event, stacks = _stacks(events, actions)
-    try:  # all in one pass over the events, if none lacks one
-        values = array("q", [*chain.from_iterable(map(itemgetter(*(key for key, _ in _EVENTS.values())), events))])
-        integers = {name: values[place :: len(_EVENTS)].tobytes() for place, name in enumerate(_EVENTS)}
-    except (KeyError, TypeError, OverflowError):
-        integers = {name: _integers(events, key, "device_traces", lacks) for name, (key, lacks) in _EVENTS.items()}
     segments = _rows(content["segments"], "segments", dict)
-    block_lists = _lists([segment.get("blocks") for segment in segments], "segments.blocks")
-    blocks = [block for block_list in block_lists for block in block_list]
-    pools = [_rows(segment.get("segment_pool_id", (0, 0)), "segments.segment_pool_id", int) for segment in segments]
-    if any(abs(number) >= 1 << 64 for pool in pools for number in pool):
-        raise _wrong("segments.segment_pool_id", "a pair of whole numbers")
-    kinds = ["expandable" if segment.get("is_expandable") else segment.get("segment_type") for segment in segments]
-    requested = [{"requested_size": block.get("requested_size", block.get("size"))} for block in blocks]
-    # PyTorch up to 2.1 writes no addresses of blocks
-    addresses = {"address": "address"} if all("address" in block for block in blocks) else {}
     spans = [dict(zip(("time_us", "label"), pair, strict=True))
              for pair in _rows(content.get(spans_key) or [], spans_key, tuple, list)]  # fmt: skip
     annotations = _rows(content.get("external_annotations") or [], "external_annotations", dict)
     return {
-        "events": {
-            "device": _numbers(histories),
-            **integers,
-            "action": _texts(actions, "device_traces.action"),
-            "label": _texts((event.get("user_metadata") or "" for event in events), "device_traces.user_metadata"),
-            "stack": stack_of_event,
-        },
-        "segments": {
-            **{name: _integers(segments, key, "segments") for name, key in _SEGMENTS.items()},
-            "kind": _texts(kinds, "segments.segment_type"),
-            "pool": _texts([str(tuple(pool)) for pool in pools], "segments.segment_pool_id"),
-        },
-        "blocks": {
-            "segment": _numbers(block_lists),
-            **{name: _integers(blocks, key, "segments.blocks") for name, key in addresses.items()},
-            "size_bytes": _integers(blocks, "size", "segments.blocks"),
-            "requested_bytes": _integers(requested, "requested_size", "segments.blocks"),
-            "state": _texts((block.get("state") for block in blocks), "segments.blocks.state"),
-        },
+        **_events_and_stacks(_lists(_rows(content["device_traces"], "device_traces", list), "device_traces")),
+        "segments": _segments(segments),
+        "blocks": _blocks(_lists([segment.get("blocks") for segment in segments], "segments.blocks")),
         "spans": {
             "time_us": _integers(spans, "time_us", spans_key),
             "label": _texts((span["label"] for span in spans), spans_key),
@@ -161,7 +124,57 @@ def _tables(content: Any, spans_key: str) -> dict[str, Any]:
             "stage": _texts((row.get("stage") for row in annotations), "external_annotations.stage"),
             "name": _texts((row.get("name") for row in annotations), "external_annotations.name"),
         },
+    }
+
+
+def _events_and_stacks(histories: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """The columns of the events of all devices, and the distinct stacks."""
+    events = [event for history in histories for event in history]
+    try:
+        actions = [event["action"] for event in events]
+    except KeyError:
+        raise _wrong("device_traces.action", "in every row") from None
+    stack_of_event, stacks = _stacks(events, actions)
+    try:  # all in one pass over the events, if none lacks one
+        values = array("q", [*chain.from_iterable(map(itemgetter(*(key for key, _ in _EVENTS.values())), events))])
+        integers = {name: values[column :: len(_EVENTS)].tobytes() for column, name in enumerate(_EVENTS)}
+    except (KeyError, TypeError, OverflowError):
+        integers = {name: _integers(events, key, "device_traces", default) for name, (key, default) in _EVENTS.items()}
+    return {
+        "events": {
+            "device": _numbers(histories),
+            **integers,
+            "action": _texts(actions, "device_traces.action"),
+            "label": _texts((event.get("user_metadata") or "" for event in events), "device_traces.user_metadata"),
+            "stack": stack_of_event,
+        },
         "stacks": stacks,
+    }
+
+
+def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
+    pools = [_rows(segment.get("segment_pool_id", (0, 0)), "segments.segment_pool_id", int) for segment in segments]
+    if any(abs(number) >= 1 << 64 for pool in pools for number in pool):
+        raise _wrong("segments.segment_pool_id", "a pair of whole numbers")
+    kinds = ["expandable" if segment.get("is_expandable") else segment.get("segment_type") for segment in segments]
+    return {
+        **{name: _integers(segments, key, "segments") for name, key in _SEGMENTS.items()},
+        "kind": _texts(kinds, "segments.segment_type"),
+        "pool": _texts([str(tuple(pool)) for pool in pools], "segments.segment_pool_id"),
+    }
+
+
+def _blocks(block_lists: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    blocks = [block for block_list in block_lists for block in block_list]
+    requested = [{"requested_size": block.get("requested_size", block.get("size"))} for block in blocks]
+    # PyTorch up to 2.1 writes no addresses of blocks
+    addresses = {"address": "address"} if all("address" in block for block in blocks) else {}
+    return {
+        "segment": _numbers(block_lists),
+        **{name: _integers(blocks, key, "segments.blocks") for name, key in addresses.items()},
+        "size_bytes": _integers(blocks, "size", "segments.blocks"),
+        "requested_bytes": _integers(requested, "requested_size", "segments.blocks"),
+        "state": _texts((block.get("state") for block in blocks), "segments.blocks.state"),
     }
 
 
