@@ -402,12 +402,12 @@ class Program(Operations):
     @cached_property
     def chains(self) -> pd.DataFrame:
         """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls, as rows of `ops`; not those that
-        make masks, or only copy. In decoding, two kernels of a layer that are `on_past` are enough: they pass over
+        make masks, or only copy. In decoding, two kernels of a block that are `on_past` are enough: they pass over
         weights or a cache. Of each kernel is `left`, if they are fused: of those nothing, of others one pass; outside
         layers one for each turn of a loop, in which all names recur, but the time of a launch for the first turn only.
         """
         runs = self.runs
-        is_past = self.on_past & (self.ops["layer"] != NO_LAYER).to_numpy() & (self.mode == "decode")
+        is_past = self.on_past & (self.ops["block"] != "").to_numpy() & (self.mode == "decode")
         is_past = is_past[runs["row"]]
         is_chain = ~runs["makes_mask"]
         is_long = is_chain & ((runs["length"] >= CHAIN_LENGTH) | is_past)
