@@ -173,9 +173,8 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path):
         diff(opened(DATA / "hooks-ddp-2024.2.sqlite.xz"), opened(plain.write()))
     with sqlite3.connect(tmp_path / "trained.sqlite") as export:
         export.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE rowid = 1")
-    result = diff(base, opened(tmp_path / "trained.sqlite"), anyway=True)
-    said = "compared in spite of this: other windows", "trained.sqlite: 1 of 12 kernel launches have no kernel"
-    assert all(text in warning for text, warning in zip(said, result.warnings, strict=True))
+    reason, lost = diff(base, opened(tmp_path / "trained.sqlite"), anyway=True).warnings
+    assert "in spite of this: other windows" in reason and "trained.sqlite: 1 of 12 kernel launches have no" in lost
 
 
 def test_first_steps_can_be_left_out(tmp_path):
