@@ -22,8 +22,8 @@ _BLOCK = 1 << 18
 """Operations processed at a time, to limit memory."""
 
 
-_SPARSE = 8
-"""A lookup table is used if the range of ids has at most this many entries per id."""
+_SPARSE, _SMALL = 8, 1 << 21
+"""A lookup table is used if the range of ids has at most this many entries per id, or four times as many and so few."""
 
 
 def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer[Any]]]:
@@ -33,7 +33,7 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, -1)
     if low == high:
         return ids[:1], np.broadcast_to(np.int32(0), len(ids))
-    if high - low > max(_SPARSE * len(ids), 1 << 16):
+    if high - low > max(_SPARSE * len(ids), min(4 * _SPARSE * len(ids), _SMALL), 1 << 16):
         import pandas as pd
 
         code, values = pd.factorize(ids, sort=True)
@@ -41,7 +41,7 @@ def distinct(ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     is_present, position = np.zeros(high - low + 1, dtype=np.bool_), ids - low if low else ids
     is_present[position] = True
     present_ids = np.flatnonzero(is_present)
-    rank_of_id = np.zeros(len(is_present), dtype=np.int32)
+    rank_of_id = np.empty(len(is_present), dtype=np.int32)
     rank_of_id[present_ids] = np.arange(len(present_ids), dtype=np.int32)
     return present_ids + low, rank_of_id[position]
 

@@ -77,6 +77,12 @@ class Nesting:
         owner[~has_ranges] = NONE
         return owner
 
+    def changes_on(self, line: Line, threads: Int64Array) -> Int64Array:
+        """`change` as positions on another line, of these threads and others."""
+        lane, zeros = np.searchsorted(threads, self.threads), np.arange(len(self.threads)) * self.line.span
+        count = np.diff(np.searchsorted(self.change, zeros), append=len(self.change))
+        return self.change + (line.at(lane, np.full(len(lane), self.line.origin)) - zeros).repeat(count)
+
     def changes(self) -> tuple[Int64Array, Int64Array]:
         """Threads and times at which the innermost range changes."""
         return self.threads[self.change // self.line.span], self.line.time_at(self.change)
@@ -226,11 +232,12 @@ def moments_of(positions: Int64Array, owners: Sequence[Integers]) -> tuple[Int64
     change, (*edges, _) = positions[order], np.cumsum([0, *map(len, owners)])
     of_nesting = [(order >= low) & (order < low + len(owner)) for low, owner in zip(edges, owners, strict=True)]
     del order  # to limit memory
-    is_last, innermost = np.append(change[1:] != change[:-1], True)[: len(change)], []
+    last = as_slice(np.flatnonzero(np.append(change[1:] != change[:-1], True)[: len(change)]))
+    innermost = []
     for is_change, owner in zip(of_nesting, owners, strict=True):
-        count = np.cumsum(is_change, dtype=np.int32)[is_last]
+        count = np.cumsum(is_change)[last]
         innermost.append(np.append(np.append(owner, NONE).astype(np.int32)[count - 1], np.int32(NONE)))
-    return change[is_last], innermost
+    return change[last], innermost
 
 
 def inherit(own_values: _Values, nesting: Nesting) -> _Values:
@@ -401,7 +408,8 @@ def joined(keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64Array | None:
     for key, low, size in zip(keys, lows, sizes, strict=True):
         if size > 1:
             code *= size
-            code += np.subtract(key, low, dtype=np.int64)
+            code += key
+            code -= low
     return code
 
 
@@ -466,7 +474,8 @@ class Cover:
         low = np.searchsorted(ends, time.min(initial=np.iinfo(np.int64).max), side="right")
         high = np.searchsorted(starts, time.max(initial=np.iinfo(np.int64).min), side="right")
         if low < high:  # often all are elsewhere, as of what loads code
-            rows = np.flatnonzero((time >= starts[low]) & (time < ends[high - 1]))
+            starts = np.append(starts[low:high], np.iinfo(np.int64).max)
+            rows = np.flatnonzero(starts[np.searchsorted(ends[low:high], time, side="right")] <= time)
             lane_number = np.minimum(np.searchsorted(self._lanes, lane[rows]), len(self._lanes) - 1)
             position = self._line.at(lane_number, time[rows])
             index = np.searchsorted(self._begins, position, side="right") - 1

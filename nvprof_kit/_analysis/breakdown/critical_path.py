@@ -18,7 +18,7 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import Windows, median_place
-from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls
+from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls, Stretch
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.schema import Trace
 
@@ -79,11 +79,12 @@ def critical_path(
     pid = windows.devices[int(windows.device[window])].pid
     # what the host does in its segments, cut as idle gaps are
     host_tid, host_start, host_end = (values[sort == _HOST] for values in (tid, start, end))
-    activity = HostActivity(trace, host, attribution.ranges, host_start, host_end, with_functions=False)
-    pieces = activity.pieces(np.full(len(host_tid), pid), host_tid, host_start, host_end)
+    activity = HostActivity(trace, host, attribution.ranges, (host_start, host_end), with_functions=False)
+    stretch = Stretch(activity, int(min(host_start, default=0)), int(max(host_end, default=0)))
+    pieces = stretch.pieces(np.full(len(host_tid), pid), host_tid, host_start, host_end)
     pieces = pieces.of(np.argsort(pieces.interval, kind="stable"))
     layers, phases = range_owners(attribution.ranges)
-    operator = activity.operator[pieces.call]
+    operator = stretch.operator[pieces.call]
     names = np.array(host.names, dtype=object)[host.name[operator]]
     on_host = pd.DataFrame(
         {

@@ -20,10 +20,18 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, exact_sums, joined, touches
 from nvprof_kit._analysis.attribution.steps import Windows
-from nvprof_kit._analysis.breakdown.host import CODE, LONG_NS, SYNCHRONIZING_COPIES, HostActivity, HostCalls, Pieces
+from nvprof_kit._analysis.breakdown.host import (
+    CODE,
+    LONG_NS,
+    SYNCHRONIZING_COPIES,
+    HostActivity,
+    HostCalls,
+    Pieces,
+    Stretch,
+)
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.joins import distinct
+from nvprof_kit._trace.joins import distinct, distinct_rows
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
 STATES = ("idle", "compute", "exposed_comm", "exposed_copy")
@@ -32,7 +40,7 @@ IDLE, COMPUTE, COMM, COPY = range(4)
 _BITS = 20
 """Bits per counter of concurrent operations of one sort."""
 
-_MOMENTS = 1 << 18
+_MOMENTS = 1 << 15
 """Moments processed at a time, to limit memory."""
 
 
@@ -190,21 +198,34 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     launching, waiting = until > gaps.start, (call != NONE) & (gaps.end - until >= LONG_NS)
     starts = np.concatenate((gaps.start[launching], gaps.start[waiting]))
     ends = np.concatenate((until[launching], gaps.end[waiting]))
-    on_host = HostActivity(trace, host, attribution.ranges, starts, ends)
+    on_host = HostActivity(trace, host, attribution.ranges, (starts, ends))
     functions = on_host.functions
     names = host.names if functions is None else [*host.names[:-1], *functions.names, ""]  # the last is of `NONE`
     layers, phases = range_owners(attribution.ranges)
+    (layer, phase), owner = distinct_rows(layers.codes.astype(np.int64), phases.codes.astype(np.int64))
     pid = np.array([device.pid for device in windows.devices], dtype=np.int64)[windows.device]
-    splits = []
-    for low in range(0, max(len(call), 1), _GAPS):
-        rows = slice(low, low + _GAPS)
-        columns = {**gaps._asdict(), "call": call, "is_graph": is_graph, "until": until, "launch_range": launch_range}
-        block = {name: values[rows] for name, values in columns.items()}
-        block |= {"pid": pid[gaps.window[rows]], "tid": host.tid[block["call"]]}
-        splits.append(_split(block, on_host, layers.codes, phases.codes))
-        splits[-1][1]["rank"] += low << 32
-        splits[-1][2]["gap"] += low
-    del on_host, functions, starts, ends  # of large captures, much memory
+    columns = {**gaps._asdict(), "call": call, "is_graph": is_graph, "until": until, "launch_range": launch_range}
+    begun = np.sort(gaps.start) if len(call) else np.zeros(1, dtype=np.int64)  # without gaps one stretch of none
+    edges = begun[:: _GAPS * max(len(windows.devices), 1)]
+    stretch_of_gap = np.searchsorted(edges, gaps.start, side="right") - 1
+    latest = edges.copy()
+    np.maximum.at(latest, stretch_of_gap, gaps.end)
+    # blocks of gaps that follow each other on a device and begin in the same stretch of time
+    bounds = [0, *(np.flatnonzero(np.diff(stretch_of_gap)) + 1).tolist(), len(call)]
+    stretch_of_block = np.append(stretch_of_gap, 0)[bounds[:-1]]
+    splits: list[Any] = [None] * len(stretch_of_block)
+    stretch, index = None, NONE
+    for block in np.argsort(stretch_of_block, kind="stable").tolist():
+        if stretch is None or index != stretch_of_block[block]:
+            index = int(stretch_of_block[block])
+            stretch = Stretch(on_host, int(edges[index]), int(latest[index]))
+        low, rows = bounds[block], slice(*bounds[block : block + 2])
+        of_block = {name: values[rows] for name, values in columns.items()}
+        of_block |= {"pid": pid[gaps.window[rows]], "tid": host.tid[of_block["call"]]}
+        splits[block] = _split(of_block, stretch, owner)
+        splits[block][1]["rank"] += low << 32
+        splits[block][2]["gap"] += low
+    del on_host, stretch, functions, columns, op, call, is_graph, until, launch_range, begun  # to limit memory
     tables = [
         pd.DataFrame({name: np.concatenate([table[name] for table in of_blocks]) for name in of_blocks[0]}, copy=False)
         for of_blocks in zip(*splits, strict=True)
@@ -212,8 +233,9 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     del splits
     causes = pd.Index([*CODE], dtype=object)
     for frame in tables:
-        frame["layer"] = pd.Categorical.from_codes(frame["layer"], dtype=layers.dtype)
-        frame["phase"] = pd.Categorical.from_codes(frame["phase"], dtype=phases.dtype)
+        code = frame.pop("owner").to_numpy()
+        frame["layer"] = pd.Categorical.from_codes(layer[code], dtype=layers.dtype)
+        frame["phase"] = pd.Categorical.from_codes(phase[code], dtype=phases.dtype)
         for name in {"operator", "call"} & {*frame}:
             frame[name] = labels(frame[name].to_numpy(), names)
         if "cause" in frame:
@@ -225,35 +247,33 @@ Table = dict[str, npt.NDArray[Any]]
 """Columns of equal length, by name."""
 
 
-def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> tuple[Table, Table, Table]:
+def _split(gaps: Table, on_host: Stretch, owner: Codes) -> tuple[Table, Table, Table]:
     """The rows of `Idle.gaps`, `Idle.parts` and `Idle.waits` of some gaps, names as codes.
 
     Args:
         gaps: The gaps.
         on_host: What the host did.
-        layers: The layer of each range.
-        phases: Its phase.
+        owner: The code of the layer and phase of each range.
     """
-    host, functions = on_host.host, on_host.functions
+    host, functions = on_host.activity.host, on_host.activity.functions
     start, end, until, tid = (gaps[name] for name in ("start", "end", "until", "tid"))
     launching = np.flatnonzero(until > start)
     # of what the launching thread did as the gap began: a wait for the device makes it late for as long
     event = on_host.rows[on_host.call_at(tid[launching], start[launching])]
     late_until = np.full(len(start), _LONG_AGO)
     late_until[launching] = np.where(host.waits[event], 2 * host.end[event] - host.start[event], _LONG_AGO)
-    pieces = on_host.pieces(gaps["pid"][launching], tid[launching], start[launching], until[launching])
-    pieces = pieces._replace(interval=launching[pieces.interval])
+    is_cut = (start < late_until) & (late_until < until)
+    cut = np.flatnonzero(is_cut)
+    interval = np.concatenate((launching, cut))
+    starts = np.concatenate((start[launching], late_until[cut]))
+    ends = np.concatenate((np.where(is_cut, late_until, until)[launching], until[cut]))
+    pieces = on_host.pieces(gaps["pid"][interval], tid[interval], starts, ends)
+    pieces = pieces._replace(interval=interval[pieces.interval])
     gaps = {**gaps, "late_until": late_until}
-    delayed_until = late_until[pieces.interval]
-    cut = np.flatnonzero((pieces.start < delayed_until) & (delayed_until < pieces.end))
-    if len(cut):
-        count = len(delayed_until)
-        pieces = Pieces(*(np.append(column, column[cut]) for column in pieces))
-        pieces.end[cut] = pieces.start[count:] = delayed_until[cut]
     function = np.full(len(pieces.tid), NONE)
     if functions is not None:  # outside calls, operators and layers
         function = functions.at(pieces.tid, pieces.start, (end - start)[pieces.interval])
-        function[(pieces.call != NONE) | on_host.in_layer[pieces.range]] = NONE
+        function[(pieces.call != NONE) | on_host.activity.in_layer[pieces.range]] = NONE
     operator = on_host.operator_name[pieces.call]
     if functions is not None:
         operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
@@ -274,14 +294,13 @@ def _split(gaps: Table, on_host: HostActivity, layers: Codes, phases: Codes) -> 
     starts = np.concatenate((pieces.start, until[queued]))
     idle_ns = np.concatenate((pieces.end, end[queued])) - starts
     keys: Table = {
-        "cause": np.concatenate((cause.astype(np.int8), of_queued)),
-        "layer": layers[range_],
-        "phase": phases[range_],
+        "cause": np.concatenate((cause, of_queued)),
+        "owner": owner[range_],
         "operator": np.concatenate((operator, np.full(len(queued), NONE, dtype=operator.dtype))),
         "call": np.concatenate((on_host.call_name[pieces.call], in_copy)),
     }
     gap = np.concatenate((pieces.interval, queued))
-    return *parts_of(gaps, gap, starts, idle_ns, keys), _waits(gaps, pieces, on_host, layers, phases)
+    return *parts_of(gaps, gap, starts, idle_ns, keys), _waits(gaps, pieces, on_host, owner)
 
 
 def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Array, keys: Table) -> tuple[Table, Table]:
@@ -295,22 +314,24 @@ def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Arr
         keys: Its cause and place.
     """
     start, end = gaps["start"], gaps["end"]
-    if not np.array_equal(exact_sums(gap, idle_ns, len(start)), end - start):
-        raise AssertionError("the causes of idle time do not add up to it: please report this")
-    names_code = joined([*keys.values()])
-    assert names_code is not None, "a program has few names"
-    places, place_code = distinct(names_code)
-    code = gap * (count := len(places)) + place_code
+    place_code = joined([*keys.values()])
+    code = None if place_code is None else joined([gap, place_code])
+    assert place_code is not None and code is not None, "a program has few names"
     order = np.lexsort((starts, code))
     code = code[order]
     first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(order)])
-    rows, part_ns = order[first], np.add.reduceat(idle_ns[order], first) if len(first) else idle_ns
+    until = np.append(0, np.cumsum(idle_ns[order]))
+    if not np.array_equal(until[np.cumsum(np.bincount(gap, minlength=len(start)))], np.cumsum(end - start)):
+        raise AssertionError("the causes of idle time do not add up to it: please report this")
+    rows, part_ns = order[first], np.diff(until[np.append(first, len(order))])
     gap = gap[rows]
     longest = longest_of(gap, part_ns, len(start))
     columns = {"window": gaps["window"], "start_ns": start, "idle_ns": end - start}
     of_gaps = columns | {name: values[rows[longest]] for name, values in keys.items()}
     window = gaps["window"][gap]
-    codes, group = distinct(window * count + place_code[rows])
+    place_code = joined([window, place_code[rows]])
+    assert place_code is not None, "of fewer windows than gaps"
+    codes, group = distinct(place_code)
     longest = longest_of(group, part_ns, len(codes))
     sums = {"gaps": np.bincount(group, minlength=len(codes)), "idle_ns": exact_sums(group, part_ns, len(codes))}
     parts = {"window": window[longest], "rank": longest, "longest_ns": part_ns[longest], **sums}
@@ -327,15 +348,15 @@ def longest_of(group: Codes, values: Int64Array, groups: int) -> Int64Array:
     return row
 
 
-def _waits(gaps: Table, pieces: Pieces, on_host: HostActivity, layers: Codes, phases: Codes) -> Table:
+def _waits(gaps: Table, pieces: Pieces, on_host: Stretch, owner: Codes) -> Table:
     """The rows of `Idle.waits`: a wait as a gap begins, or inside it: the device had already run dry, and runs dry
     whenever the host waits for it.
     """
-    host, start, end, late_until = on_host.host, *(gaps[name] for name in ("start", "end", "late_until"))
+    host, start, end, late_until = on_host.activity.host, *(gaps[name] for name in ("start", "end", "late_until"))
     awaited = np.flatnonzero(late_until > start)
     event = on_host.rows[on_host.call_at(gaps["tid"][awaited], start[awaited])]
-    range_ = on_host.ranges.nesting.innermost(host.tid[event], host.start[event])
-    inside = pieces.of(np.flatnonzero(host.waits[on_host.rows[pieces.call]]))
+    range_ = on_host.activity.ranges.nesting.innermost(host.tid[event], host.start[event])
+    inside = pieces.of(np.flatnonzero(host.waits[on_host.rows][pieces.call]))
     inside = inside.of(np.lexsort((inside.start, inside.interval)))
     is_first = np.diff(inside.interval, prepend=NONE) > 0
     inside = inside.of(np.flatnonzero(is_first & ~np.isin(inside.interval, awaited)))
@@ -343,28 +364,33 @@ def _waits(gaps: Table, pieces: Pieces, on_host: HostActivity, layers: Codes, ph
     range_ = np.concatenate((range_, inside.range))
     gap = np.concatenate((awaited, inside.interval))
     lost_ns = (np.minimum(late_until, end) - start)[awaited], end[inside.interval] - inside.start
-    places = {"layer": layers[range_], "phase": phases[range_], "call": host.name[event]}
-    return {"gap": gap, **places, "lost_ns": np.concatenate(lost_ns), "row": event}
+    return {
+        "gap": gap,
+        "owner": owner[range_],
+        "call": host.name[event],
+        "lost_ns": np.concatenate(lost_ns),
+        "row": event,
+    }
 
 
-def _causes(gaps: Table, pieces: Pieces, on_host: HostActivity, function: Int64Array) -> Codes:
+def _causes(gaps: Table, pieces: Pieces, on_host: Stretch, function: Int64Array) -> npt.NDArray[np.int8]:
     """The cause of each piece before a launch."""
-    gap, tid, start, _, call, range_ = pieces
-    of_call, of_range = on_host.cause[call], on_host.range_cause[range_]
-    cases: list[tuple[Any, Any]] = [
-        (on_host.profiler.contains(gaps["pid"][gap], start), CODE["profiler"]),
-        (of_call != NONE, of_call),
-        (on_host.prepares[call] | on_host.loading.contains(tid, start), CODE["loading"]),
-        (of_range != NONE, of_range),
-        (on_host.is_off_cpu(tid, start) | on_host.host.system[on_host.rows[call]], CODE["off_cpu"]),
-        (start < gaps["late_until"][gap], CODE["after_sync"]),
-        (gaps["is_graph"][gap], CODE["graph"]),
-        ((call != NONE) | on_host.in_phase[range_], CODE["launch"]),
-    ]
-    if on_host.functions is not None:
-        loads_data = on_host.functions.loads_data[function]
-        cases.append((function != NONE, np.where(loads_data, CODE["dataloader"], CODE["python"])))
-    return np.select([case for case, _ in cases], [cause for _, cause in cases], CODE["unknown"])
+    (gap, tid, start, _, call, range_), activity = pieces, on_host.activity
+    cause = np.where((call != NONE) | activity.in_phase[range_], np.int8(CODE["launch"]), np.int8(CODE["unknown"]))
+    if activity.functions is not None:
+        functions = np.flatnonzero((cause == CODE["unknown"]) & (function != NONE))
+        loads_data = activity.functions.loads_data[function[functions]]
+        cause[functions] = np.where(loads_data, CODE["dataloader"], CODE["python"])
+    # each of these comes before the ones above
+    cause[gaps["is_graph"][gap]] = CODE["graph"]
+    cause[start < gaps["late_until"][gap]] = CODE["after_sync"]
+    cause[activity.is_off_cpu(tid, start) | activity.host.system[on_host.rows][call]] = CODE["off_cpu"]
+    of_range, of_call = activity.range_cause[range_], on_host.cause[call]
+    np.copyto(cause, of_range, where=of_range != NONE)
+    cause[on_host.prepares[call] | activity.loading.contains(tid, start)] = CODE["loading"]
+    np.copyto(cause, of_call, where=of_call != NONE)
+    cause[activity.profiler.contains(gaps["pid"][gap], start)] = CODE["profiler"]
+    return cause
 
 
 def _following(

@@ -9,11 +9,12 @@ call.
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,6 @@ from nvprof_kit._analysis.attribution.intervals import (
     Cover,
     Int64Array,
     Line,
-    Nesting,
     as_slice,
     inherit,
     moments_of,
@@ -149,6 +149,38 @@ class HostCalls:
         rows = rows[np.unique(key[rows], return_index=True)[1]]  # of those that start at once, the first in the table
         return self.of_op[rows]
 
+    @cached_property
+    def own_cause(self) -> npt.NDArray[np.int8]:
+        """The cause of each call and operator by itself, an index into `NAMES`, or `NONE`, shape ``(c + 1,)``."""
+        of_name, of_long = (
+            np.array([_cause_of(name, patterns) for name in self.names], dtype=np.int8)
+            for patterns in (_OF_NAMES, _OF_LONG_CALLS)
+        )
+        cause: npt.NDArray[np.int8] = of_name[self.name]
+        long = np.flatnonzero(self.end - self.start >= LONG_NS)
+        long = long[(of_long[self.name[long]] != NONE) & (cause[long] == NONE)]
+        is_launch = self.named(_LAUNCHES, long)
+        launches = long[is_launch]
+        launches = launches[(self.end - self.start)[launches] >= LONG_LAUNCH_NS]
+        if len(launches):  # few captures have one, and to find the first launches takes a while
+            launches = launches[np.isin(launches, self.first_launches)]
+        long = np.append(long[~is_launch], launches)
+        cause[long] = of_long[self.name[long]]
+        copies = np.flatnonzero(cause == CODE["copy"])
+        cause[copies[self.waits[copies]]] = CODE["sync"]
+        return cause
+
+    @cached_property
+    def first_calls(self) -> Int64Array:
+        """The operators' first calls in each process that took much longer than their others."""
+        operators = np.flatnonzero(self.operator[:-1])
+        operators = operators[np.argsort(self.start[operators], kind="stable")]
+        ns = pd.Series(self.end[operators] - self.start[operators])
+        groups = ns.groupby([self.pid[operators], self.name[operators]])
+        is_first = (groups.cumcount() == 0) & (groups.transform("size") > OTHERS) & (ns >= FIRST_NS)
+        first: Int64Array = operators[(is_first & (ns >= FIRST_TIMES * groups.transform("median"))).to_numpy()]
+        return first
+
     def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
         """A process's API calls among some calls, by start, shape ``(m,)``."""
         chosen = as_slice(rows)
@@ -207,6 +239,9 @@ _OF_LONG_CALLS = {
     r"|GetSymbol|^cu(da)?Occupancy|^cu(Module|Library)Unload",
 }
 """The same of calls that return at once, unless they wait, or load the function or module that they name."""
+
+_BRIEF_NS = 1_000_000
+"""A call that takes longer is found as open by itself, not by its start."""
 
 _LAUNCHES = r"^(cu(da)?|hip)(Ext|Module)?Launch"
 _LOADING_OVERHEAD = r"Lazy Function Loading|Module Loading"
@@ -271,6 +306,32 @@ class Pieces(NamedTuple):
         return Pieces(*(column[rows] for column in self))
 
 
+class NestedCalls:
+    """Some calls and operators, without profiler overhead, and which of them encloses which.
+
+    Attributes:
+        rows: The calls and operators; `NONE` is appended.
+        nesting: Which encloses which.
+        cause: Index into `NAMES` of each, inherited from the enclosing call if it has none of its own, else `NONE`.
+        operator: The nearest operator of each, an index into the calls of the capture, or `NONE`.
+    """
+
+    def __init__(self, host: HostCalls, rows: Int64Array) -> None:
+        self.nesting = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
+        inside = np.flatnonzero(host.system[rows] & (self.nesting.parent != NONE))
+        inside = inside[~host.operator[rows[self.nesting.parent[inside]]]]
+        if len(inside):  # CUDA's calls wait in the operating system's
+            rows = np.delete(rows, inside)
+            self.nesting = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
+        self.rows = np.append(rows, NONE)
+        operators = np.where(host.operator[rows], rows, NONE)
+        self.operator = np.append(inherit(operators, self.nesting) if (operators >= 0).any() else operators, NONE)
+        own_cause = host.own_cause[rows]
+        is_loading = inherit(np.where(own_cause == CODE["loading"], own_cause, NONE), self.nesting) != NONE
+        cause = np.where(is_loading, np.int8(CODE["loading"]), inherit(own_cause, self.nesting))
+        self.cause = np.append(cause, np.int8(NONE))
+
+
 class HostActivity:
     """What the host threads do while the devices wait for them.
 
@@ -278,20 +339,18 @@ class HostActivity:
         trace: The capture.
         host: Its calls.
         ranges: Its ranges.
-        starts, ends: The idle gaps on all devices; calls that overlap none of them are left out.
+        gaps: Starts and ends of the idle gaps on all devices; calls that overlap none of them are left out.
         with_functions: Whether to name Python functions, if the capture has them.
 
     Attributes:
-        rows: The calls and operators that are considered, without profiler overhead; `NONE` is appended.
-        cause: Index into `NAMES` of each, inherited from the enclosing call if it has none of its own, else `NONE`.
-        operator: The nearest operator of each, an index into the calls of `host`, or `NONE`.
-        prepares: Whether each is an operator's first call that took much longer than its others.
+        prepares: The operators' first calls that took much longer than their others.
         range_cause: Index into `NAMES` of each range, or `NONE`; an entry for range `NONE` is appended.
         in_layer: Whether each range is in a layer, likewise.
         in_phase: Whether it is in a layer or a phase.
         loading: Loading by thread.
         profiler: Profiler overhead by process.
         functions: The calls of Python functions; None without.
+        threads: All threads, and `NONE`.
     """
 
     def __init__(
@@ -299,49 +358,42 @@ class HostActivity:
         trace: Trace,
         host: HostCalls,
         ranges: Ranges,
-        starts: Int64Array,
-        ends: Int64Array,
-        *,
+        gaps: tuple[Int64Array, Int64Array],
         with_functions: bool = True,
     ) -> None:
-        self.host, self.ranges = host, ranges
-        rows = np.flatnonzero(~host.overhead[:-1] & touches((starts, ends), host.start[:-1], host.end[:-1]))
-        calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
-        inside = np.flatnonzero(host.system[rows] & (calls.parent != NONE))
-        inside = inside[~host.operator[rows[calls.parent[inside]]]]
-        if len(inside):  # CUDA's calls wait in the operating system's
-            rows = np.delete(rows, inside)
-            calls = nest(host.start[rows], host.end[rows], host.tid[rows], shorten=True)
-        self.rows = np.append(rows, NONE)
-        self.operator = (
-            np.append(inherit(np.where(host.operator[rows], rows, NONE), calls), NONE)
-            if host.operator.any()
-            else np.broadcast_to(np.int64(NONE), len(self.rows))
-        )
-        own_cause = self._own_causes(rows)
-        is_loading = inherit(np.where(own_cause == CODE["loading"], own_cause, NONE), calls) != NONE
-        cause = np.where(is_loading, np.int8(CODE["loading"]), inherit(own_cause, calls))
-        self.cause = np.append(cause, np.int8(NONE))
-        self.prepares = np.append(self._prepares(rows, calls.parent), False)
+        self.host, self.ranges, (starts, ends) = host, ranges, gaps
+        is_near = ~host.overhead[:-1] & touches((starts, ends), host.start[:-1], host.end[:-1])
+        rows = np.flatnonzero(is_near).astype(np.int32)  # half the memory
+        self._rows = rows[np.argsort(host.start[rows], kind="stable")]
+        self._long = self._rows[(host.end - host.start)[self._rows] > _BRIEF_NS]
         collecting = [bool(re.search(_OF_NAMES["gc"], name.text, re.IGNORECASE)) for name in ranges.names]
         collects = np.array(collecting, dtype=bool)[ranges.name] & ~ranges.is_one_of(LAYER_CATEGORIES)
         fetches = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, ("data", "dataloader"))
-        of_ranges = np.select([collects, fetches], [CODE["gc"], CODE["dataloader"]], NONE)
-        self.range_cause = np.append(inherit(of_ranges, ranges.nesting), NONE)
+        of_ranges = np.select([collects, fetches], [CODE["gc"], CODE["dataloader"]], NONE).astype(np.int8)
+        self.range_cause = np.append(inherit(of_ranges, ranges.nesting), np.int8(NONE))
         self.in_layer = np.append(ranges.layer_range >= 0, False)
         self.in_phase = self.in_layer | np.append(ranges.phase_range >= 0, False)
         frames = trace.frames if with_functions else None
         self.functions = Functions(frames) if frames is not None and len(frames) else None
         overhead = np.flatnonzero(host.overhead)
-        overhead = overhead[~host.named(_LOADING_OVERHEAD, overhead)]
+        is_noted = host.named(_LOADING_OVERHEAD, overhead)
+        noted, overhead = overhead[is_noted], overhead[~is_noted]
         overhead = overhead[touches((starts, ends), host.start[overhead], host.end[overhead])]
         self.profiler = Cover(host.pid[overhead], host.start[overhead], host.end[overhead])
-        tid, *loading = self._loading(np.flatnonzero(cause == CODE["loading"]), calls)
+        loads = is_near & (host.own_cause[:-1] == CODE["loading"])
+        first = host.first_calls if host.operator.any() else np.zeros(0, dtype=np.int64)
+        causing = np.concatenate((np.flatnonzero(loads), first, noted))
+        until = np.where(host.overhead[causing], host.start[causing] + 1, host.end[causing])
+        is_near &= loads | touches((host.start[causing], until), host.start[:-1], host.end[:-1])
+        calls = NestedCalls(host, np.flatnonzero(is_near))
+        del is_near, rows, loads  # to limit memory
+        self.prepares = self._prepares(first, calls)
+        tid, *loading = self._loading(noted, calls)
         # of a thread that gives the device no more work it has no end
         start, end = (np.clip(edge, starts.min(initial=0), ends.max(initial=0)) for edge in loading)
         self.loading = Cover(tid, start, end)
         self._on_cpu: Cover | None = None
-        changes = [calls.changes(), ranges.nesting.changes(), (tid, start), (tid, end)]
+        changes = [ranges.nesting.changes(), (tid, start), (tid, end)]
         if trace.scheduled is not None and len(trace.scheduled):
             tid, start, end = (trace.scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
             self._on_cpu, self._scheduled = Cover(tid, start, end), few(np.sort(tid))
@@ -353,70 +405,47 @@ class HostActivity:
             of_process = overhead[host.pid[overhead] == pid]
             of_thread = np.full(len(of_process), thread)
             changes += [(of_thread, host.start[of_process]), (of_thread, host.end[of_process])]
-        tids, times = zip(*changes, strict=True)
-        self._threads = np.unique(np.concatenate([np.array([NONE, *host.threads], dtype=np.int64), *map(few, tids)]))
-        self._line = Line.over((*times, starts), (*times, ends), beyond=2)
-        positions = np.concatenate([self._at(*change) for change in changes])
-        owners = calls.owner, ranges.nesting.owner
-        del changes, tids, times, calls, rows  # to limit memory
-        self._moments, (self._call_at, self._range_at) = moments_of(positions, owners)
+        tids, times = (np.concatenate(column) for column in zip(*changes, strict=True))
+        order = np.argsort(times, kind="stable")
+        self._changes = tids[order], times[order]  # of anything but calls
+        self.threads = np.unique(np.append(few(self._changes[0]), np.array([NONE, *host.threads], dtype=np.int64)))
 
     @cached_property
-    def _of_process(self) -> dict[int, tuple[Int64Array, Int64Array]]:
-        """The API calls, with `NONE` appended, and their starts, by start, of each process with several threads."""
-        shared = [pid for pid, threads in Counter(self.host.threads.values()).items() if threads > 1]
-        calls = {pid: self.host.of_process(pid, self.rows[:-1]) for pid in shared}
-        return {pid: (np.append(rows, NONE), self.host.start[rows]) for pid, rows in calls.items()}
+    def _of_process(self) -> dict[int, npt.NDArray[np.int32]]:
+        """The API calls, by start, of each process with several threads."""
+        host, rows = self.host, self._rows
+        shared = [pid for pid, threads in Counter(host.threads.values()).items() if threads > 1]
+        is_api = ~(host.overhead | host.operator | host.system)[rows]
+        return {pid: rows[is_api & (host.pid[rows] == pid)] for pid in shared}
 
-    @cached_property
-    def operator_name(self) -> npt.NDArray[np.integer[Any]]:
-        """The name of the nearest operator of each call and operator, an index into those of `host`, or `NONE`."""
-        return np.where(self.operator == NONE, NONE, self.host.name[self.operator])
+    def _begun(self, rows: npt.NDArray[np.int32], time_ns: int) -> int:
+        """How many of some calls, by start, begin until a time."""
+        return bisect.bisect_right(rows, time_ns, key=self.host.start.__getitem__)
 
-    @cached_property
-    def call_name(self) -> npt.NDArray[np.integer[Any]]:
-        """The name of each call, likewise; `NONE` for operators."""
-        is_call = (self.rows != NONE) & ~self.host.operator[self.rows]
-        return np.where(is_call, self.host.name[self.rows], NONE)
+    def calls(self, low: int, high: int) -> Int64Array:
+        """The calls that are open between two times, ascending, and some others."""
+        low -= _BRIEF_NS  # a call of rounded times may outlast the one that encloses it, which is to be among them
+        earliest = low - _BRIEF_NS
+        brief = self._rows[self._begun(self._rows, earliest) : self._begun(self._rows, high)]
+        is_open = (self.host.start[self._long] <= earliest) & (self.host.end[self._long] >= low)
+        return np.sort(np.concatenate((self._long[is_open], brief)), kind="stable").astype(np.int64)
 
-    def pieces(self, pid: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
-        """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
-        operator or layer is open on that thread, the piece is that of the thread of its process that is in the CUDA
-        API, or calls it next: work moves between threads, from the main thread to an autograd thread and back.
-
-        Args:
-            pid: Process of each interval, shape ``(n,)``.
-            tid: Its thread.
-            start: Its start in ns.
-            end: Its end.
+    def calls_of_processes(self, low: int, high: int) -> dict[int, Int64Array]:
+        """The API calls between two times, the one before and the one after, with `NONE` appended, by start, of each
+        process with several threads.
         """
-        pieces, host = self._of_threads(np.arange(len(tid)), tid, start, end), self.host
-        is_empty = (pieces.call == NONE) & ~self.in_layer[pieces.range]
-        is_moved, parts = np.zeros(len(is_empty), dtype=bool), [pieces]
-        for process, (calls, starts) in self._of_process.items():
-            of_process = np.flatnonzero(is_empty & (pid[pieces.interval] == process))
-            is_moved[of_process] = True
-            empty = pieces.of(of_process)
-            row, start, end, _ = _cut(starts, empty.start, empty.end)
-            latest = calls[np.searchsorted(starts, start, side="right") - 1]
-            following = calls[np.searchsorted(starts, end, side="left")]
-            until, row = np.clip(host.end[latest], start, end), row.repeat(2)
-            start, end, call = (
-                np.column_stack(two).ravel() for two in ((start, until), (until, end), (latest, following))
-            )
-            moved_to = np.where(call == NONE, empty.tid[row], host.tid[call])
-            lasts = np.flatnonzero(end > start)
-            moved = self._of_threads(empty.interval[row[lasts]], moved_to[lasts], start[lasts], end[lasts])
-            is_lost = (moved.call == NONE) & ~self.in_phase[moved.range]
-            moved.tid[is_lost] = tid[moved.interval[is_lost]]
-            moved.range[is_lost] = self.ranges.nesting.innermost(moved.tid[is_lost], moved.start[is_lost])
-            parts.append(moved)
-        parts[0] = pieces.of(np.flatnonzero(~is_moved))
-        return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        return {
+            pid: np.append(rows[max(self._begun(rows, low) - 1, 0) : self._begun(rows, high) + 1], NONE)
+            for pid, rows in self._of_process.items()
+        }
 
-    def call_at(self, tid: Int64Array, time_ns: Int64Array) -> Int64Array:
-        """The innermost call or operator on a thread at a time in a gap, a position in `rows` or `NONE`."""
-        return self._call_at[np.searchsorted(self._moments, self._at(tid, time_ns), side="right") - 1]
+    def changes(self, low: int, high: int) -> tuple[Int64Array, Int64Array]:
+        """Threads and times between two times at which anything but a call begins or ends, and the first of the two on
+        each thread.
+        """
+        tid, time = self._changes
+        inside = slice(*np.searchsorted(time, (low, high + 1)))
+        return np.append(self.threads, tid[inside]), np.append(np.full(len(self.threads), low), time[inside])
 
     def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
@@ -426,74 +455,30 @@ class HostActivity:
         is_watched = np.isin(tid, self._scheduled) & (time_ns >= first) & (time_ns < last)
         return is_watched & ~self._on_cpu.contains(tid, time_ns)
 
-    def _at(self, tid: Int64Array, time_ns: Int64Array) -> Int64Array:
-        """Times of threads, on one line."""
-        return self._line.at(np.searchsorted(self._threads, tid), time_ns)
-
-    def _of_threads(self, interval: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
-        """Cut intervals where the activity of their threads changes."""
-        opens = self._at(tid, start)
-        row, starts, ends, state = _cut(self._moments, opens, self._at(tid, end))
-        shift = (start - opens)[row]
-        starts += shift
-        ends += shift
-        return Pieces(interval[row], tid[row], starts, ends, self._call_at[state], self._range_at[state])
-
-    def _own_causes(self, rows: Int64Array) -> npt.NDArray[np.int8]:
-        """The cause of each call and operator by itself, without inheritance."""
-        host = self.host
-        of_name, of_long = (
-            np.array([_cause_of(name, patterns) for name in host.names], dtype=np.int8)[host.name[rows]]
-            for patterns in (_OF_NAMES, _OF_LONG_CALLS)
-        )
-        length = (host.end - host.start)[rows]
-        is_long = (length >= LONG_NS) & (of_long != NONE) & (of_name == NONE)
-        launching = np.flatnonzero(is_long)
-        launching = launching[host.named(_LAUNCHES, rows[launching])]
-        is_long[launching] = False
-        launching = launching[length[launching] >= LONG_LAUNCH_NS]
-        if len(launching):  # few captures have one, and to find the first launches takes a while
-            is_long[launching] = np.isin(rows[launching], host.first_launches)
-        cause_of_call: npt.NDArray[np.int8] = np.where(is_long, of_long, of_name)
-        copies = np.flatnonzero(cause_of_call == CODE["copy"])
-        cause_of_call[copies[host.waits[rows[copies]]]] = CODE["sync"]
-        return cause_of_call
-
-    def _prepares(self, rows: Int64Array, parent: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which calls are the long first call of an operator."""
-        host = self.host
-        operators = np.flatnonzero(host.operator[:-1])
-        if not len(operators):
-            return np.zeros(len(rows), dtype=bool)
-        operators = operators[np.argsort(host.start[operators], kind="stable")]
-        duration_ns = host.end[operators] - host.start[operators]
-        calls = pd.DataFrame({"pid": host.pid[operators], "name": host.name[operators], "ns": duration_ns})
-        groups = calls.groupby(["pid", "name"])["ns"]
-        is_first = (groups.cumcount() == 0) & (groups.transform("size") > OTHERS)
-        first = operators[(is_first & (calls["ns"] >= FIRST_TIMES * groups.transform("median"))).to_numpy()]
-        length = (host.end - host.start)[rows]
+    def _prepares(self, first: Int64Array, calls: NestedCalls) -> Int64Array:
+        """Which of the operators' long first calls took long themselves."""
+        rows, parent = calls.rows[:-1], calls.nesting.parent
+        length = self.host.end[rows] - self.host.start[rows]
         inner = np.flatnonzero(parent != NONE)
         self_ns = length - np.bincount(parent[inner], weights=length[inner], minlength=len(rows)).astype(np.int64)
-        prepares: npt.NDArray[np.bool_] = np.isin(rows, first) & (self_ns >= FIRST_NS)
+        prepares: Int64Array = rows[np.isin(rows, first) & (self_ns >= FIRST_NS)]
         return prepares
 
-    def _loading(self, positions: Int64Array, calls: Nesting) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def _loading(self, noted: Int64Array, calls: NestedCalls) -> tuple[Int64Array, Int64Array, Int64Array]:
         """The loading intervals: thread, start and end.
 
         Args:
-            positions: The calls that load, in `rows`.
-            calls: The nesting of `rows`.
+            noted: The profiler overhead that tells of loading.
+            calls: All calls that load, and those open as they or `noted` begin.
         """
-        host, ranges = self.host, self.ranges
+        host, ranges, rows = self.host, self.ranges, calls.rows[np.flatnonzero(calls.cause == CODE["loading"])]
         # what is recorded as profiler overhead is on each thread in a call at its start
-        noted = np.flatnonzero(host.overhead)
-        noted = noted[host.named(_LOADING_OVERHEAD, noted)]
-        thread, overhead = (side.ravel() for side in np.meshgrid(calls.threads, noted, indexing="ij"))
-        is_in_call = calls.innermost(thread, host.start[overhead]) != NONE
-        loads = np.concatenate((self.rows[positions], overhead[is_in_call]))
+        thread, overhead = (side.ravel() for side in np.meshgrid(calls.nesting.threads, noted, indexing="ij"))
+        is_in_call = calls.nesting.innermost(thread, host.start[overhead]) != NONE
+        loads = np.concatenate((rows, overhead[is_in_call]))
         if not len(loads):
             return loads, loads, loads
-        tid = np.concatenate((host.tid[self.rows[positions]], thread[is_in_call]))
+        tid = np.concatenate((host.tid[rows], thread[is_in_call]))
         start, end = host.start[loads], host.end[loads]
         # no loading goes on beyond a call that gives the device work, unless that call encloses it
         work = np.flatnonzero(host.named(_GIVES_WORK) & ~host.overhead & ~host.operator)
@@ -513,10 +498,96 @@ class HostActivity:
         range_ = ranges.nesting.innermost(tid, start)
         low = np.maximum(low, np.append(ranges.start, earliest)[range_])
         high = np.minimum(high, np.append(ranges.end, latest)[range_])
-        operator = self.operator[calls.innermost(tid, start)]
+        operator = calls.operator[calls.nesting.innermost(tid, start)]
         low = np.where(operator == NONE, low, np.maximum(low, host.start[operator]))
         high = np.where(operator == NONE, high, np.minimum(high, host.end[operator]))
         return tid, np.minimum(low, start), np.maximum(high, end)
+
+
+class Stretch(NestedCalls):
+    """What the host threads do in a stretch of time.
+
+    Args:
+        activity: What they do in the whole capture.
+        low, high: The stretch.
+
+    Attributes:
+        activity: As given.
+        prepares: Whether each call is an operator's first call that took much longer than its others.
+        operator_name: The name of the nearest operator of each call and operator, an index into those of the calls of
+            the capture, or `NONE`.
+        call_name: The name of each call, likewise; `NONE` for operators.
+    """
+
+    def __init__(self, activity: HostActivity, low: int, high: int) -> None:
+        super().__init__(activity.host, activity.calls(low, high))
+        self.activity, self._calls = activity, activity.calls_of_processes(low, high)
+        self.prepares = np.isin(self.rows, activity.prepares)
+        name, operator = activity.host.name, activity.host.operator[self.rows]
+        self.operator_name = np.where(self.operator == NONE, name.dtype.type(NONE), name[self.operator])
+        self.call_name = np.where((self.rows == NONE) | operator, name.dtype.type(NONE), name[self.rows])
+        line = self.nesting.line if len(self.rows) > 1 else Line(low, 0)
+        origin = min(low, line.origin)
+        self._line = Line(origin, max(high + 2, line.origin + line.span) - origin)
+        tid, time = activity.changes(low, high)
+        order = np.argsort(self._at(tid, time), kind="stable")
+        tid, time = tid[order], time[order]
+        positions = np.concatenate((self.nesting.changes_on(self._line, activity.threads), self._at(tid, time)))
+        owners = self.nesting.owner, activity.ranges.nesting.innermost(tid, time)
+        self._moments, (self._call_at, self._range_at) = moments_of(positions, owners)
+
+    def pieces(self, pid: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
+        """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
+        operator or layer is open on that thread, the piece is that of the thread of its process that is in the CUDA
+        API, or calls it next: work moves between threads, from the main thread to an autograd thread and back.
+
+        Args:
+            pid: Process of each interval, shape ``(n,)``.
+            tid: Its thread.
+            start: Its start in ns.
+            end: Its end.
+        """
+        pieces, host = self._of_threads(np.arange(len(tid)), tid, start, end), self.activity.host
+        is_empty = (pieces.call == NONE) & ~self.activity.in_layer[pieces.range]
+        is_moved, parts = np.zeros(len(is_empty), dtype=bool), [pieces]
+        for process, calls in self._calls.items():
+            starts = host.start[calls[:-1]]
+            of_process = np.flatnonzero(is_empty & (pid[pieces.interval] == process))
+            is_moved[of_process] = True
+            empty = pieces.of(of_process)
+            row, start, end, _ = _cut(starts, empty.start, empty.end)
+            latest = calls[np.searchsorted(starts, start, side="right") - 1]
+            following = calls[np.searchsorted(starts, end, side="left")]
+            until, row = np.clip(host.end[latest], start, end), row.repeat(2)
+            start, end, call = (
+                np.column_stack(two).ravel() for two in ((start, until), (until, end), (latest, following))
+            )
+            moved_to = np.where(call == NONE, empty.tid[row], host.tid[call])
+            lasts = np.flatnonzero(end > start)
+            moved = self._of_threads(empty.interval[row[lasts]], moved_to[lasts], start[lasts], end[lasts])
+            is_lost = (moved.call == NONE) & ~self.activity.in_phase[moved.range]
+            moved.tid[is_lost] = tid[moved.interval[is_lost]]
+            moved.range[is_lost] = self.activity.ranges.nesting.innermost(moved.tid[is_lost], moved.start[is_lost])
+            parts.append(moved)
+        parts[0] = pieces.of(np.flatnonzero(~is_moved))
+        return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def call_at(self, tid: Int64Array, time_ns: Int64Array) -> Int64Array:
+        """The innermost call or operator on a thread at a time in a gap, a position in `rows` or `NONE`."""
+        return self._call_at[np.searchsorted(self._moments, self._at(tid, time_ns), side="right") - 1]
+
+    def _at(self, tid: Int64Array, time_ns: Int64Array) -> Int64Array:
+        """Times of threads, on one line."""
+        return self._line.at(np.searchsorted(self.activity.threads, tid), time_ns)
+
+    def _of_threads(self, interval: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
+        """Cut intervals where the activity of their threads changes."""
+        opens = self._at(tid, start)
+        row, starts, ends, state = _cut(self._moments, opens, self._at(tid, end))
+        shift = (start - opens)[row]
+        starts += shift
+        ends += shift
+        return Pieces(interval[row], tid[row], starts, ends, self._call_at[state], self._range_at[state])
 
 
 def _cause_of(name: str, patterns: Mapping[str, str]) -> int:

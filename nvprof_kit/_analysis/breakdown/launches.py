@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.intervals import as_slice, exact_sums
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.devices import Intervals, levels
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 
 LAUNCH_COLUMNS: Columns = {
@@ -62,23 +63,22 @@ def launch_table(
         is_counted: The operations to include, shape ``(n,)``.
         of_parts: The parts to include.
     """
-    rows = np.flatnonzero((host.of_op >= 0) & is_counted)  # with the launching call in the capture
+    rows = as_slice(np.flatnonzero((host.of_op >= 0) & is_counted))  # with the launching call in the capture
     call, start, end = host.of_op[rows], *(trace.ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
     of_call = np.bincount(host.of_op[host.of_op >= 0], minlength=len(host.tid))  # operations of a graph share theirs
     call_ns = (host.end[call] - host.start[call]) // of_call[call]
-    layer, phase = attribution.owners
-    columns = {
-        "layer": layer[rows],
-        "phase": phase[rows],
-        "ops": 1,
-        "gpu_ns": end - start,
-        "call_ns": call_ns,
-        "short_ops": (end - start) < call_ns,
-        "delay_ns": np.maximum(start - host.end[call], 0),
-    }
-    groups = pd.DataFrame(columns, copy=False).groupby(["layer", "phase"], observed=True, sort=False)
-    table = groups[["ops", "gpu_ns", "call_ns", "short_ops"]].sum()
-    table["delay_ns"] = groups["delay_ns"].median().astype("int64")
+    owners = [owner[rows] for owner in attribution.owners]
+    codes, group = distinct_rows(*(owner.codes.astype(np.int64) for owner in owners))
+    names = [owner.categories[code] for owner, code in zip(owners, codes, strict=True)]
+    short, delay_ns = (end - start < call_ns).astype(np.int64), np.maximum(start - host.end[call], 0)
+    sums = {"gpu_ns": end - start, "call_ns": call_ns, "short_ops": short}
+    table = pd.DataFrame(
+        {
+            "ops": np.bincount(group, minlength=len(codes[0])),
+            **{name: exact_sums(group, values, len(codes[0])) for name, values in sums.items()},
+            "delay_ns": pd.Series(delay_ns).groupby(group).median().astype("int64"),
+        }
+    ).set_index(pd.MultiIndex.from_arrays(names, names=["layer", "phase"]))
     launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
     idle = launch_gaps.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
     for each in (table, idle):
@@ -151,7 +151,8 @@ def _queued(trace: Trace, host: HostCalls) -> Intervals:
     """The operations that are queued, with start and end of that time in ns."""
     op = np.flatnonzero(host.of_op >= 0)
     start, end = host.end[host.of_op[op]], trace.ops["start_ns"].to_numpy()[op]
-    return op[end > start], start[end > start], end[end > start]
+    rows = np.flatnonzero(end > start)
+    return op[rows], start[rows], end[rows]
 
 
 def _depths(windows: Intervals, queued: Intervals) -> pd.DataFrame:
