@@ -79,7 +79,7 @@ def critical_path(
     pid = windows.devices[int(windows.device[window])].pid
     # what the host does in its segments, cut as idle gaps are
     host_tid, host_start, host_end = (values[sort == _HOST] for values in (tid, start, end))
-    activity = HostActivity(trace, host, attribution.ranges, (host_start, host_end), with_functions=False)
+    activity = HostActivity(trace, host, attribution.ranges, (host_start, host_end), by_function=False)
     stretch = Stretch(activity, int(min(host_start, default=0)), int(max(host_end, default=0)))
     pieces = stretch.pieces(np.full(len(host_tid), pid), host_tid, host_start, host_end)
     pieces = pieces.of(np.argsort(pieces.interval, kind="stable"))

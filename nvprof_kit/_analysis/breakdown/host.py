@@ -340,7 +340,7 @@ class HostActivity:
         host: Its calls.
         ranges: Its ranges.
         gaps: Starts and ends of the idle gaps on all devices; calls that overlap none of them are left out.
-        with_functions: Whether to name Python functions, if the capture has them.
+        by_function: Whether to name Python functions, if the capture has them.
 
     Attributes:
         prepares: The operators' first calls that took much longer than their others.
@@ -359,7 +359,7 @@ class HostActivity:
         host: HostCalls,
         ranges: Ranges,
         gaps: tuple[Int64Array, Int64Array],
-        with_functions: bool = True,
+        by_function: bool = True,
     ) -> None:
         self.host, self.ranges, (starts, ends) = host, ranges, gaps
         is_near = ~host.overhead[:-1] & touches((starts, ends), host.start[:-1], host.end[:-1])
@@ -373,7 +373,7 @@ class HostActivity:
         self.range_cause = np.append(inherit(of_ranges, ranges.nesting), np.int8(NONE))
         self.in_layer = np.append(ranges.layer_range >= 0, False)
         self.in_phase = self.in_layer | np.append(ranges.phase_range >= 0, False)
-        frames = trace.frames if with_functions else None
+        frames = trace.frames if by_function else None
         self.functions = Functions(frames) if frames is not None and len(frames) else None
         overhead = np.flatnonzero(host.overhead)
         is_noted = host.named(_LOADING_OVERHEAD, overhead)
@@ -402,9 +402,8 @@ class HostActivity:
         if self.functions is not None:
             changes.append(self.functions.nesting.changes())
         for thread, pid in host.threads.items():
-            of_process = overhead[host.pid[overhead] == pid]
-            of_thread = np.full(len(of_process), thread)
-            changes += [(of_thread, host.start[of_process]), (of_thread, host.end[of_process])]
+            rows = overhead[host.pid[overhead] == pid]
+            changes += [(np.full(len(rows), thread), times[rows]) for times in (host.start, host.end)]
         tids, times = (np.concatenate(column) for column in zip(*changes, strict=True))
         order = np.argsort(times, kind="stable")
         self._changes = tids[order], times[order]  # of anything but calls
