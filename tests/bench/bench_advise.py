@@ -11,10 +11,11 @@ With ``--faults``, on the captures of folders, named ``BASE+FAULT.sqlite.xz``, b
 each: ``name``, ``saving_ms`` (what a step took longer than without the fault, measured in turn without a profiler),
 ``saving_spread_ms`` (between the quartiles of the pairs), ``clean_ms``, ``faulty_ms``, the captured ``steps``, and
 ``near_ms``, what a step took right before and after these. A fault is found if a rule that knows it has a finding at
-its place. A saving is known to 1.57 of its spread over the root of the pairs. Where that, or by how much ``near_ms`` is
-another time, is more than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3; nor where a step took
-a fifth less in the capture. What the rule says of equal layers without the fault is subtracted. A fault whose removal
-saved nothing is left out. ``--docs`` writes docs/advise.md.
+its place. What the rule says of equal layers without the fault is subtracted; of several findings, the one that then
+saves most is judged. A saving is known to 1.57 of its spread over the root of the pairs. Where that, or by how much
+``near_ms`` is another time, is more than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3; nor
+where a step took a fifth less in the capture. A fault whose removal saved nothing is left out. ``--docs`` writes
+docs/advise.md.
 """
 
 from __future__ import annotations
@@ -103,12 +104,12 @@ def planted(folders: list[Path]) -> list[str]:
             continue
         rules, place = PLANTED.get(name) or PLANTED[fault]
         ranked = [
-            (rank, finding)
+            (finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0), -rank, finding)
             for rank, finding in enumerate(advice.findings, 1)
             if finding.rule in rules.split() and re.search(place, f"{finding.layer} {finding.phase}")
         ]
-        rank, finding = ranked[0] if ranked else (0, None)
-        saves = finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0) if finding else 0.0
+        saves, rank, finding = max(ranked, key=lambda one: one[:2], default=(0.0, 0, None))
+        rank = -rank
         # a program that a profiler makes faster was captured on another host than it was measured on
         captured_ms, faulty_ms = advice.wall_ns * scale, program.get("median_faulty_ms") or 0.0
         other_ms = max(abs(ms - faulty_ms) for ms in program.get("near_ms") or [faulty_ms])

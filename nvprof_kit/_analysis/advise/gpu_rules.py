@@ -179,9 +179,10 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     than the kernels beside it; those of one part of all equal blocks, as their norms, are one finding, but those of a
     block that has more than its peers, as in `outlier-layer`, another.
 
-    Saves: All but one pass over memory and one launch, in steps run again as in `sync`; outside layers all but one for
-    each turn of a loop, in which all names recur. In decoding, kernels of blocks that take too long to work on new
-    tokens alone are a finding, also two in a row, and vanish: they pass over weights or a cache.
+    Saves: All but the longest of them, or those of torch.compile, and one launch, in steps run again as in `sync`;
+    outside layers all but these for each turn of a loop, in which all names recur. In decoding, kernels of blocks that
+    take too long to work on new tokens alone are a finding, also two in a row, and vanish: they pass over weights or a
+    cache.
     """
     chains = program.chains.assign(saved_ns=lambda chains: chains["ns"] * (1 - chains["left"]))
     place, index = placed(chains, ("block_kind", "block"))

@@ -72,6 +72,8 @@ _CAT = re.compile("CatArray")
 _SORTS = re.compile(r"sort|topk|index_and_segment", re.IGNORECASE)
 """Kernels that sort rows, as of all logits to draw from the most likely ones, or find their largest values: in passes.
 """
+_FUSED = re.compile("^triton_(poi|red|per|tem|for)")
+"""Kernels of torch.compile, which has fused what it can."""
 _KERNEL_LAUNCH = re.compile("Launch(Cooperative)?Kernel")
 _MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
 _TRAINING_KERNELS = re.compile(r"backward|_bwd|bwd_|multi_tensor_apply|adam", re.IGNORECASE)
@@ -322,11 +324,11 @@ class Program(Operations):
         )
         unfused = (softmaxes > 0) & (fused == 0) & (products >= 2 * softmaxes)
         ops, place = ops[unfused], place[unfused]
-        softmax_ns, light_ns = (
-            ops["ns"][chosen].groupby(place[chosen]).median().reindex(place).to_numpy()
-            for chosen in (ops["kernel_class"] == "softmax", matching(ops["kernel_class"], POINTWISE))
-        )
-        # and takes longer than what works on the activations; that of a router does not
+        is_softmax, is_light = ops["kernel_class"] == "softmax", matching(ops["kernel_class"], POINTWISE)
+        light_ns = ops["ns"][is_light].groupby(place[is_light]).median().reindex(place).to_numpy()
+        of_call = ops[is_softmax].groupby([place[is_softmax], "call_of_layer"])["ns"].sum()
+        softmax_ns = of_call.groupby(level=0).median().reindex(place).to_numpy()
+        # and takes longer than what works on the activations, if need be head by head; that of a router does not
         ops = ops[(softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)]
         if ops["layer"].nunique() < 2:
             ops = ops[:0]
@@ -403,8 +405,9 @@ class Program(Operations):
     def chains(self) -> pd.DataFrame:
         """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls, as rows of `ops`; not those that
         make masks, or only copy. In decoding, two kernels of a block that are `on_past` are enough: they pass over
-        weights or a cache. Of each kernel is `left`, if they are fused: of those nothing, of others one pass; outside
-        layers one for each turn of a loop, in which all names recur, but the time of a launch for the first turn only.
+        weights or a cache. Of each kernel is `left`, if they are fused: of those nothing, of others what the longest
+        takes, or those of torch.compile, which are fused; outside layers that for each turn of a loop, in which all
+        names recur, but the time of a launch for the first turn only.
         """
         runs = self.runs
         is_past = self.on_past & (self.ops["block"] != "").to_numpy() & (self.mode == "decode")
@@ -419,7 +422,11 @@ class Program(Operations):
         turns = np.full(run.max(initial=-1) + 1, len(chains))
         np.minimum.at(turns, run, np.where(chains["layer"] == NO_LAYER, np.bincount(of_name, minlength=1)[of_name], 1))
         passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / chains["ns"].clip(lower=SHORT_NS))
-        return chains.assign(left=np.where(chains["on_past"], 0, passes / chains["length"]))
+        longest_ns, fused_ns = np.zeros(len(turns)), chains["ns"].where(matching(chains["name"], _FUSED), 0)
+        np.maximum.at(longest_ns, run, chains["ns"].to_numpy())
+        np.maximum(longest_ns, np.bincount(run, fused_ns, len(turns)), out=longest_ns)
+        part = longest_ns / np.bincount(run, chains["ns"], len(turns)).clip(min=1)
+        return chains.assign(left=np.where(chains["on_past"], 0, passes * part[run]).clip(max=1))
 
     @cached_property
     def gaps(self) -> pd.DataFrame:
