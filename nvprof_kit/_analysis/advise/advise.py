@@ -107,7 +107,7 @@ class Advice(Result):
         all_steps: Number of steps in the capture.
         gpus: Number of GPUs, counted once per process that uses them.
         program: What the program does: ``training``, ``prefill``, ``decode``, ``mixed`` (prefill and decode),
-            ``graph capture`` or ``evaluation``.
+            ``graph capture``, ``evaluation``, or ``unknown``.
         warnings: What may be missing or distorted.
         info: Recording tool, GPUs and processes of the capture.
     """
@@ -171,10 +171,14 @@ def advise(
             if finding.saves_ns >= rule.min_share * program.wall_ns
         ]
     )
+    doubt, doubted = "", [*_OF_HOST]
     if program.captures_in_steps:
-        once = "a CUDA graph is captured in these steps, which happens once: capture later steps to know"
+        doubt = "a CUDA graph is captured in these steps, which happens once: capture later steps to know"
+    elif program.is_little:
+        doubt, doubted = "hardly anything ran in this capture: capture several steps to know", [*RULES]
+    if doubt:
         findings = [
-            replace(finding, confidence="low", refuted_by=once) if finding.rule in _OF_HOST else finding
+            replace(finding, confidence="low", refuted_by=doubt) if finding.rule in doubted else finding
             for finding in findings
         ]
     findings.sort(key=lambda finding: -finding.saves_ns * (LOW if finding.confidence == "low" else 1))

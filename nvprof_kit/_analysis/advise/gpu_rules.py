@@ -21,6 +21,7 @@ from nvprof_kit._analysis.advise.program import (
     Program,
     at,
     costliest,
+    has_large_tile,
     kinds,
     matching,
     placed,
@@ -35,15 +36,14 @@ from nvprof_kit.issues import plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 COPY_SHARE, PINNED_SHARE = 0.002, 0.05
+NUMBERS = 64
+"""Copies of fewer bytes are of single numbers."""
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
 LAYOUT_SHARE = 0.2
 LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
 """
-LARGE_TILE = 128
-"""cuBLAS and CUTLASS take a tile with such sides for a product of about as many rows and columns, or more."""
-PROMPT_TIMES = 10
 OPTIMIZER_KERNELS, FUSED_PART, RECOMPUTE_SHARE = 150, 0.35, 0.05
 OUTLIER = 1.2
 COPIES_SHARE, CHAINS_SHARE, FP32_SHARE, ODD_SHARE = 0.02, 0.02, 0.01, 0.02
@@ -60,18 +60,30 @@ _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray|^memcpy DtoD")
+_READS = re.compile("DtoH")
 _INDEX = re.compile(r"gpu_index_kernel|index_?select", re.I)
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
 _HEAD = re.compile(r"(^|\.)head$")
-_TILE = re.compile(r"^(?!.*(?:fprop|conv)).*?(?:_|tilesize|MT)(\d+)x(\d+)")
-"""The first ``NxM`` of a product's name, but not of a convolution's, nor the shape of an instruction."""
 _CAUSAL = re.compile(r"triu|tril")
 _TAKES_NO_MASK = re.compile(r"flash_(fwd|bwd)|FlashAttn")
+_COPY_FIXES = {
+    "numbers": "remove .item(), .cpu(), print(loss) from the loop, or run them less often",
+    "DtoH": "keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later",
+    "work": "do this work on the GPU, or while it computes: in DataLoader workers, another thread, a step ahead",
+    "new numbers": "make these numbers on the GPU (torch.full, torch.arange(device=...)), or once before the loop",
+    "HtoD": "use pinned memory, as of DataLoader(pin_memory=True), and .to(device, non_blocking=True); copy the next "
+    "batch on another stream",
+    "": "use calls that do not block, as cudaMemcpyAsync and cudaMemsetAsync",
+}
+"""By what costs time: a copy in a direction, a wait for numbers, or the host's work beside copies."""
 
 
 def copies(program: Program) -> Iterator[Finding]:
     """Copies through pageable memory, or by calls that block, and the host's work on their data outside layers beside
     which the GPU idles, take 0.2 % or more; copies of pinned memory are exposed for 5 % or more.
+
+    Where a wait for single numbers costs most, that is `sync`; where the host's work does, the confidence is `medium`,
+    and where Python's stacks were recorded `low`.
 
     Saves: How much shorter the steps would be without these copies, the waits for them and that work, both without the
     profiler; of pinned memory the time exposed.
@@ -85,9 +97,13 @@ def copies(program: Program) -> Iterator[Finding]:
     if len(blocking) and exposed_ns + idle_ns >= COPY_SHARE * program.wall_ns:
         saves = max(program.without_ns(_moves_of(blocking, moves), host=1, gaps=program.gaps_at_copies), exposed_ns)
     if saves >= COPY_SHARE * program.wall_ns:
-        # where the host's work on their data takes longer than the copies, that is outside the layers
-        first = (blocking["layer"] == NO_LAYER) if idle_ns > exposed_ns else blocking["exposed_ns"]
+        is_work, first = 2 * idle_ns >= saves, blocking["exposed_ns"]
+        if is_work:  # outside layers, and most of it after data was read, or before it is written
+            after = program.gaps_at_copies["start_ns"].isin(moves["end_ns"][matching(moves["copy"], _READS)])
+            is_after = 2 * program.gaps_at_copies["idle_ns"][after].sum() >= idle_ns
+            first = (blocking["layer"] == NO_LAYER) & (blocking["copy"].astype(str).str.contains(_READS) == is_after)
         worst = blocking.iloc[int(first.to_numpy().argmax())]
+        is_number = worst["bytes"] < NUMBERS * worst["ops"]
         evidence = (
             f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
             f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them through "
@@ -96,16 +112,23 @@ def copies(program: Program) -> Iterator[Finding]:
             f"{worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
         )
         if idle_ns:
-            evidence += f"; the GPU idles {program.ms(idle_ns)} more while the host works on their data"
+            evidence += f"; the GPU idles {program.ms(idle_ns)} more beside them while the host works or waits"
         if saves > exposed_ns + idle_ns:
             evidence += f"; without waiting for them the steps are {program.ms(saves)} shorter{program.per_step}"
+        way = next((way for way in ("DtoH", "HtoD") if way in worst["copy"]), "")
+        is_busy = matching(program.gaps_at_copies["cause"], ("unknown", "python", "off_cpu"))
+        busy_ns = program.gaps_at_copies["idle_ns"][is_busy].sum()
+        is_wait = way == "DtoH" and is_number and saves > 2 * max(exposed_ns, busy_ns)
+        costs = "numbers" if is_wait else "work" if is_work and way == "HtoD" else way
+        title = "The host works beside copies" if is_work else "Blocking copies"
         yield program.finding_in_ops(
-            "copies", "Blocking copies", evidence, _moves_of(worst.to_frame().T, moves), saves=saves,
-            fix="keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later"
-            if "DtoH" in worst["copy"]
-            else "use pinned memory, as of DataLoader(pin_memory=True), and .to(device, non_blocking=True); copy the "
-            "next batch on another stream",
-            confidence="high", refuted_by="the copies take as long from pinned memory and still overlap with nothing",
+            "sync" if is_wait else "copies", "The host waits for numbers" if is_wait else title, evidence,
+            _moves_of(worst.to_frame().T, moves), saves=saves,
+            fix=_COPY_FIXES["new numbers" if costs == "HtoD" and is_number else costs],
+            confidence="low" if program.has_stacks else "medium" if is_work else "high",
+            refuted_by="the GPU idles as long without that work"
+            if is_work or is_wait
+            else "the copies take as long from pinned memory and still overlap with nothing",
         )  # fmt: skip
     pinned = rows[(rows["memory"] == "pinned") & ~blocks & (rows["exposed_ns"] > 0)]
     exposed_ns = min(int(pinned["exposed_ns"].sum()), program.busy_ns(moves))
@@ -257,8 +280,8 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
 def tensor_copies(program: Program) -> Iterator[Finding]:
     """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, outside layers also
     those that gather rows by an index, and copies within the GPU, but not beside other light kernels in a chain, take
-    2 % or more in equal blocks. In decoding those of new tokens do not count, as they have to be written into the
-    cache: short ones.
+    2 % or more in equal blocks. In decoding, and where what the program does is unknown, those of new tokens do not
+    count, as they have to be written into the cache: short ones.
 
     Saves: Their time and launches, in steps run again as in `sync`.
     """
@@ -269,7 +292,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     is_copy &= matching(ops["phase"], ("forward", "recompute")) | (
         is_outside & (ops["phase"] != "optimizer") & (program.mode != "training")
     )
-    if program.mode in ("decode", "mixed"):
+    if program.mode in ("decode", "mixed", "unknown"):
         is_copy &= program.on_past
     copies = ops[is_copy]
     if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
@@ -435,8 +458,7 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     is_large = is_product & ~in_block & (is_named | matching(kernels["layer"], _HEAD))
     is_large &= kernels["ns"] >= kernels["ns"][is_product & in_block].quantile(0.9)
     is_large &= (program.mode == "prefill") & (usual_ns >= 2 * FEW_TOKENS_NS)
-    tiles = kernels["name"][is_large].astype(str).str.extract(_TILE).astype(float)
-    is_large &= kernels.index.isin(tiles.index[(tiles >= LARGE_TILE).all(axis=1)])
+    is_large &= has_large_tile(kernels["name"])
     is_head = is_named & ~is_light | is_large
     after_head = pd.Series(np.select([is_head, in_block], [1.0, 0.0], np.nan), kernels.index).ffill() == 1
     reads = is_light & ~in_block & after_head & (kernels["ns"] >= LOGITS_TIMES * usual_ns)
@@ -490,37 +512,26 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
 
 
 def recompute(program: Program) -> Iterator[Finding]:
-    """Forward work done again is 5 % of the GPU time or more. So are, in decoding, products of large tiles in layers
-    that take ten times as long as the usual product: they have the rows of many tokens, as keys and values of an
-    encoder's states in each step.
+    """Forward work done again is 5 % of the GPU time or more.
 
     Saves: That time and its launches, in steps run again as in `sync`.
     """
-    ops, total_ns = program.ops, program.ops["ns"].sum()
-    is_again = matching(ops["phase"], ("recompute",))
-    what, fix = "recomputed forward work", "checkpoint fewer layers, or only what is cheap to compute and large to keep"
-    refuted_by = "without checkpointing the model does not fit"
-    if program.mode == "decode" and (is_product := ops["kernel_class"].eq("gemm") & (ops["layer"] != NO_LAYER)).any():
-        products = ops[is_product]
-        tiles = products["name"].astype(str).str.extract(_TILE).astype(float)
-        is_long = (tiles >= LARGE_TILE).all(axis=1) & (products["ns"] >= PROMPT_TIMES * products["ns"].median())
-        is_again |= ops.index.isin(products.index[is_long])
-        what, fix = "products of many tokens in decoding steps", "keep their results, as keys and values, in a cache"
-        refuted_by = "these steps also take in prompts, or the tokens are new ones"
-    ops = ops[is_again]
+    ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
     again_ns = ops["ns"].sum()
     if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:
         return
     layer, _ = costliest(ops, "ns")
     saves = program.without_ns(ops)
     evidence = (
-        f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is {what}; most in "
-        f"{layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}{program.with_launches(ops, saves)}"
+        f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is recomputed forward "
+        f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
+        f"{program.with_launches(ops, saves)}"
     )
     yield program.finding_in_ops(
         "recompute", "Recomputed activations", evidence, ops, saves=saves,
         confidence="high" if saves <= 2 * program.busy_ns(ops) else "medium",
-        fix=f"{fix}, if memory allows", refuted_by=refuted_by,
+        fix="checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows",
+        refuted_by="without checkpointing the model does not fit",
     )  # fmt: skip
 
 

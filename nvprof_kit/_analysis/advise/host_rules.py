@@ -85,7 +85,7 @@ def launch(program: Program) -> Iterator[Finding]:
     if saves_ns < least_ns:
         return
     confidence = "high"
-    if program.trace.frames is not None and len(program.trace.frames):
+    if program.has_stacks:
         confidence = "low"
         notes.append("the recording of Python's stacks slows the host: record without them to know")
     elif saves_ns < SURE_SHARE * program.wall_ns:
@@ -181,7 +181,9 @@ def _launch_fix(program: Program) -> tuple[str, str]:
         fix = "put more of the step into the CUDA graphs that it replays, or give each replay more work (batch size)"
     else:
         sharded = {"AllGather", "ReduceScatter"} <= set(program.times.communication["collective"])
-        fix = _LAUNCH_FIXES["sharded training" if sharded and program.mode == "training" else program.mode]
+        fix = _LAUNCH_FIXES.get(
+            "sharded training" if sharded and program.mode == "training" else program.mode, _LAUNCH_FIXES["training"]
+        )
     if "CUDA graph" in fix:
         refuted_by = f"the step is no faster in a CUDA graph, or {refuted_by.removeprefix('the step ')}"
     return fix, refuted_by

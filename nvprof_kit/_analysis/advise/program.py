@@ -32,6 +32,14 @@ POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
+LARGE_TILE = 128
+"""cuBLAS and CUTLASS take a tile with such sides for a product of about as many rows and columns, or more."""
+
+LITTLE, CONTRADICTED = 10, 0.5
+"""Without steps, fewer operations tell nothing surely; nor do steps of which more than this part contradict what their
+light kernels tell.
+"""
+
 SHORT_NS = 3_000
 """A kernel that does the work of several takes less time than they by so much for each."""
 
@@ -68,6 +76,8 @@ BLOCK = r"^((?:.*?\.)??\d+)(?=\.|$)"
 """The block of a layer: its path up to the first number."""
 DOUBLE = re.compile(r"lambda\(double\)|<(?:\(int\)\d+, )?double\b|dgemm|d884gemm|gemm_f64")
 """In names of kernels whose elements are of double precision."""
+_TILE = re.compile(r"^(?!.*(?:fprop|conv)).*?(?:_|tilesize|MT)(\d+)x(\d+)")
+"""The first ``NxM`` of a product's name, but not of a convolution's, nor the shape of an instruction."""
 _CAT = re.compile("CatArray")
 _SORTS = re.compile(r"sort|topk|index_and_segment", re.IGNORECASE)
 """Kernels that sort rows, as of all logits to draw from the most likely ones, or find their largest values: in passes.
@@ -293,11 +303,7 @@ class Program(Operations):
 
     @cached_property
     def on_past(self) -> npt.NDArray[np.bool_]:
-        """Which of `ops` take too long to work on the new tokens of a decoding step alone, if they are light; in other
-        programs none.
-        """
-        if self.mode not in ("decode", "mixed"):
-            return np.zeros(len(self.ops), dtype=bool)
+        """Which of `ops` take too long to work on the new tokens of a decoding step alone, if they are light."""
         light_ns = self.ops["ns"][matching(self.ops["kernel_class"], ("elementwise", "norm"))]
         return np.asarray(self.ops["ns"] > PAST_TIMES * max(FEW_TOKENS_NS, light_ns.median()))
 
@@ -535,10 +541,21 @@ class Program(Operations):
         last = np.searchsorted(self.waits["gap"], np.arange(len(gaps)), side="right") - 1
         return gaps[np.append(is_chosen, False)[last]]
 
+    @property
+    def is_little(self) -> bool:
+        """Whether hardly anything ran."""
+        return not self.choice.count and len(self.ops) < LITTLE
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether Python's stacks were recorded, which slows the host."""
+        return self.trace.frames is not None and len(self.trace.frames) > 0
+
     @cached_property
     def mode(self) -> str:
         """What the program does in these steps: ``training``, ``graph capture``, ``evaluation``, ``prefill``,
-        ``decode`` or ``mixed`` (prefill and decode).
+        ``decode``, ``mixed`` (prefill and decode), or ``unknown``: too little ran, or short light kernels tell of few
+        tokens, and large tiles of most of the products of many.
         """
         ops, phases = self.ops, self.ops["phase"]
         trains = matching(phases, ("backward", "recompute", "optimizer")) | (ops["kernel_class"] == "optimizer")
@@ -552,10 +569,16 @@ class Program(Operations):
         named = [match.groups() for text in texts if (match := _SEQUENCES.search(text))]
         prefills, decodes = (any(group[index] != "0" for group in named) for index in (0, 1))
         if not named:  # a step has few tokens if its light kernels are short
-            light = self.kernels[matching(self.kernels["kernel_class"], ("elementwise", "norm"))]
-            usual_ns = light.groupby("step", dropna=False)["ns"].median()
-            share_of_few = float((usual_ns < FEW_TOKENS_NS).mean()) if len(usual_ns) else 0.0
-            decodes, prefills = share_of_few >= 0.2, share_of_few <= 0.8
+            kernels = self.kernels[["step", "name", "kernel_class", "ns"]]
+            light = kernels[matching(kernels["kernel_class"], ("elementwise", "norm"))]
+            products = kernels[matching(kernels["kernel_class"], {"gemm"})]
+            signed_ns = products["ns"].where(has_large_tile(products["name"]), -products["ns"])
+            is_few = light.groupby("step", dropna=False)["ns"].median() < FEW_TOKENS_NS
+            of_steps_ns = signed_ns.groupby(products["step"], dropna=False).sum()
+            is_many = of_steps_ns.reindex(is_few.index, fill_value=0) > 0
+            if self.is_little or not len(light) or (is_few & is_many).mean() > CONTRADICTED:
+                return "unknown"
+            decodes, prefills = is_few.mean() >= 0.2, is_few.mean() <= 0.8
         return "mixed" if prefills and decodes else "decode" if decodes else "prefill"
 
     @cached_property
@@ -708,6 +731,12 @@ def matching(names: pd.Series[Any], pattern: re.Pattern[str] | Collection[str]) 
     matches_name = pattern.search if isinstance(pattern, re.Pattern) else pattern.__contains__
     matches = np.array([*(bool(matches_name(str(name))) for name in names.cat.categories), False])
     return matches.take(names.cat.codes.to_numpy()) if matches.any() else np.zeros(len(names), dtype=bool)
+
+
+def has_large_tile(names: pd.Series[Any]) -> npt.NDArray[np.bool_]:
+    """Which of these categorical names of products say that their tiles have many rows and columns."""
+    sides = pd.Series(names.cat.categories.astype(str)).str.extract(_TILE).astype(float)
+    return matching(names, {*names.cat.categories[(sides >= LARGE_TILE).all(axis=1).to_numpy()]})
 
 
 def ms(ns: float) -> str:
