@@ -753,8 +753,8 @@ def test_a_chain_costs_what_the_host_takes_to_launch_it(file):
     assert finding.saves_ns == (7 * 10_000 + 5_000) * 7 // 8
 
 
-@pytest.mark.parametrize(("kernel_us", "saves_us"), [(1, 5 * 1 + 4 * 18), (15, 5 * 1)], ids=["a number", "work"])
-def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(file, kernel_us, saves_us):
+@pytest.mark.parametrize(("kernel_us", "saves_us", "title"), [(1, 5 + 4 * 18, "The host"), (15, 5, "Blocking")])
+def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(file, kernel_us, saves_us, title):
     """Every 20 µs a copy of 1 µs, and a kernel before it; a kernel that takes longer than the GPU idles is work."""
     file.range_("step 0", 0, 300_000, category="step", payload=0)
     file.kernel(1_000, 100_000, launched=(0, 500))
@@ -762,8 +762,7 @@ def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(file
         file.kernel(at, end := at + 1_000 * kernel_us, launched=(at - 3_000, at - 2_000))
         file.kernel(end, end + 1_000, launched=(end - 600, end - 500), table="MEMCPY", memory=(2, 0), size=64)
     (copies,) = of_rule("copies", file.write())
-    assert copies.title == ("The host works beside copies" if kernel_us == 1 else "Blocking copies")
-    assert copies.saves_ns == pytest.approx(1_000 * saves_us, abs=5_000)
+    assert (copies.title[:8], copies.saves_ns) == (title, pytest.approx(1_000 * saves_us, abs=5_000))
 
 
 @pytest.mark.parametrize(
