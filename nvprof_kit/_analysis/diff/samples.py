@@ -14,7 +14,16 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, inherit, union_lengths
+from nvprof_kit._analysis.attribution.intervals import (
+    NONE,
+    Int64Array,
+    as_slice,
+    begins,
+    exact_sums,
+    inherit,
+    joined,
+    union_lengths,
+)
 from nvprof_kit._analysis.attribution.steps import (
     StepOptions,
     choose_steps,
@@ -25,6 +34,7 @@ from nvprof_kit._analysis.attribution.steps import (
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._result.column import Column, Columns
 from nvprof_kit._trace.frames import labels
+from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import as_issues
 from nvprof_kit.names import NO_LAYER, NO_PHASE, layer_index
@@ -171,27 +181,28 @@ def _times_and_kernels(
         sample: The sample that each is in, or `NONE`.
         count: How many samples there are.
     """
-    ops, inside = operations.trace.ops, np.flatnonzero(sample >= 0)
-    frame = pd.DataFrame(
-        {
-            "layer": owners[0][inside],
-            "phase": owners[1][inside],
-            "kernel_class": labels(operations.classes.code[inside], list(CLASSES)),
-            "sample": sample[inside],
-            "gpu_ns": (ops["end_ns"] - ops["start_ns"]).to_numpy()[inside],
-            "name": ops["name"].array[inside],
-            "count": begins(ops)[inside].astype(np.int64),
-        }
-    )
-    times = frame.groupby([*KEY, "sample"], observed=True)["gpu_ns"].sum().unstack(fill_value=0)
+    ops, inside = operations.trace.ops, as_slice(np.flatnonzero(sample >= 0))
+    columns = [*owners, labels(operations.classes.code, list(CLASSES)), ops["name"].array]
+    place_code = joined([column.codes[inside] for column in columns])
+    assert place_code is not None, "a program has few names"
+    codes, place = distinct(place_code)
+    del place_code  # to limit memory
+    row = np.empty(len(codes), dtype=np.int64)
+    row[place] = np.arange(len(place))
+    table = pd.DataFrame({name: column[inside][row] for name, column in zip([*KEY, "name"], columns, strict=True)})
+    of_owner, gpu_ns = table.groupby(KEY, observed=True), (ops["end_ns"] - ops["start_ns"]).to_numpy()[inside]
+    owner = of_owner.ngroup().to_numpy()
+    sums_ns = exact_sums(owner[place] * count + sample[inside], gpu_ns, of_owner.ngroups * count)
+    times = pd.DataFrame(sums_ns.reshape(of_owner.ngroups, count), index=of_owner.size().index)
     # kernels, or operators where there is no GPU
-    frame = frame[ops["kind"].iloc[inside].isin([OP_KINDS.index("kernel"), OP_KINDS.index("operator")]).to_numpy()]
-    by_owner = frame.groupby(["name", *KEY], observed=True)[["count", "gpu_ns"]].sum()
-    of_kernel: Any = by_owner.groupby(level=["name", "kernel_class"], observed=True)
+    is_kernel = np.isin(ops["kind"].to_numpy()[inside], [OP_KINDS.index("kernel"), OP_KINDS.index("operator")])
+    place, begun = place[is_kernel], begins(ops)[inside][is_kernel].astype(np.int64)
+    sums = {"count": exact_sums(place, begun, len(table)), "gpu_ns": exact_sums(place, gpu_ns[is_kernel], len(table))}
+    by_owner = table.assign(**sums)[np.bincount(place, minlength=len(table)) > 0]
+    of_kernel: Any = by_owner.groupby(["name", "kernel_class"], observed=True)
     where = of_kernel["count"].agg(lambda counts: tuple(sorted(counts / count)))
-    kernels = (of_kernel.sum() / max(count, 1)).assign(where=where).reset_index()
-    kernels = kernels.astype({"name": str, "kernel_class": str})
-    return times.reindex(columns=range(count), fill_value=0), kernels
+    kernels = (of_kernel[[*sums]].sum() / max(count, 1)).assign(where=where).reset_index()
+    return times, kernels.astype({"name": str, "kernel_class": str})
 
 
 KERNEL_COLUMNS: Columns = {
