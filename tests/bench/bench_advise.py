@@ -75,8 +75,9 @@ def shown(title: str, judged: list[Judged], verbose: bool) -> None:
 
 
 def place_of(finding: Finding) -> tuple[str, str]:
-    """Equal for findings of a rule in equal layers of different blocks."""
-    return finding.rule, re.sub(r"\d+", "*", finding.layer)
+    """Equal for findings of a rule in equal layers of different blocks; of chains, those with one title."""
+    rule = finding.title if finding.rule == "unfused-chains" else finding.rule
+    return rule, re.sub(r"\d+", "*", finding.layer)
 
 
 def planted(folders: list[Path]) -> list[str]:

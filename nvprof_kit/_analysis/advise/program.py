@@ -49,6 +49,9 @@ PAST_TIMES = 4
 longer.
 """
 
+IN_BLOCKS = 4
+"""A kernel of so many nodes of a graph is taken for one of its blocks."""
+
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
 
@@ -308,6 +311,17 @@ class Program(Operations):
         return np.asarray(self.ops["ns"] > PAST_TIMES * max(FEW_TOKENS_NS, light_ns.median()))
 
     @cached_property
+    def is_pass(self) -> npt.NDArray[np.bool_]:
+        """Which of `ops`, if they are light, pass over weights or a cache in decoding: those of blocks that are
+        `on_past`, and of a CUDA graph those of several of its nodes. A sampler passes over the logits once a token.
+        """
+        in_graph = self.on_past & (self.ops["graph_node"] >= 0)
+        counts = self.ops.loc[in_graph, ["graph_node", "name"]].drop_duplicates()["name"].value_counts()
+        in_blocks = in_graph & matching(self.ops["name"], {*counts.index[counts >= IN_BLOCKS]})
+        in_blocks |= self.on_past & (self.ops["block"] != "")
+        return np.asarray(in_blocks & (self.mode == "decode"))
+
+    @cached_property
     def kernels(self) -> pd.DataFrame:
         """The kernels among `ops`."""
         is_kernel = (self.ops["kind"] == OP_KINDS.index("kernel")).to_numpy()
@@ -357,9 +371,10 @@ class Program(Operations):
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """The kernels and copies on the GPU of which two or more in a row each pass over memory, in one call of a layer
-        or outside layers and the optimizer: their `row` in `ops`, `call_of_layer`, `run`, its `length`, whether it has
-        `only_copies`, and whether it `makes_mask`: a notable part of it does, in a call that also runs fused attention.
+        """The kernels and copies on the GPU of which two or more in a row each pass over memory, or one that `is_pass`,
+        in one call of a layer or outside layers and the optimizer: their `row` in `ops`, `call_of_layer`, `run`, its
+        `length`, whether it has `only_copies`, and whether it `makes_mask`: a notable part of it does, in a call that
+        also runs fused attention.
         """
         ops = self.ops
         order = _in_streams(ops)
@@ -385,7 +400,8 @@ class Program(Operations):
                 ns, is_move = ops["ns"].to_numpy()[row], matching(ops["name"], {"memcpy DtoD"})[row]
                 is_part = ~is_move | (ns <= np.bincount(run, ns * ~is_move)[run])
         length = np.bincount(run).astype(np.int32)[run]
-        row, run, length = (column[length >= 2] for column in (row, run, length))
+        is_run = (length >= 2) | self.is_pass[row]
+        row, run, length = (column[is_run] for column in (row, run, length))
         call, ns = (ops[name].to_numpy()[row] for name in ("call_of_layer", "ns"))
         is_mask = matching(ops["name"], _MASKS)[row]
         masks_ns = exact_sums(run[is_mask], ns[is_mask], len(positions) + 1)
@@ -410,29 +426,33 @@ class Program(Operations):
     @cached_property
     def chains(self) -> pd.DataFrame:
         """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls, as rows of `ops`; not those that
-        make masks, or only copy. In decoding, two kernels of a block that are `on_past` are enough: they pass over
-        weights or a cache. Of each kernel is `left`, if they are fused: of those nothing, of others what the longest
-        takes, or those of torch.compile, which are fused; outside layers that for each turn of a loop, in which all
-        names recur, but the time of a launch for the first turn only.
+        make masks, or only copy. In decoding, one kernel that `is_pass` is enough, unless those of its run only copy.
+        Of each kernel is `left`, if they are fused: of those nothing, of others what the longest takes, or those of
+        torch.compile, which are fused; outside layers that for each turn of a loop, in which all names recur, but the
+        time of a launch for the first turn only.
         """
         runs = self.runs
-        is_past = self.on_past & (self.ops["block"] != "").to_numpy() & (self.mode == "decode")
-        is_past = is_past[runs["row"]]
-        is_chain = ~runs["makes_mask"]
-        is_long = is_chain & ((runs["length"] >= CHAIN_LENGTH) | is_past)
+        is_pass, is_copy = (
+            mask[runs["row"]] for mask in (self.is_pass, np.asarray(self.ops["kernel_class"] == "copy"))
+        )
+        computes = np.bincount(runs["run"], is_pass & ~is_copy)[runs["run"]] > 0
+        is_chain = ~runs["makes_mask"] & (computes | ~is_pass)
+        is_pass &= computes
+        is_long = is_chain & ((runs["length"] >= CHAIN_LENGTH) | is_pass)
         calls = runs["call_of_layer"][is_long & (runs["call_of_layer"] != NONE)].unique()
         is_chain &= (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]
-        chains = self._of_runs(runs.loc[is_chain, ["row", "run", "length"]]).assign(on_past=is_past[is_chain])
+        chains = self._of_runs(runs.loc[is_chain, ["row", "run", "length"]]).assign(is_pass=is_pass[is_chain])
         run, name = distinct(chains["run"].to_numpy(np.int64))[1], chains["name"].cat.codes.to_numpy(np.int64)
         of_name = distinct(run.astype(np.int64) * (name.max(initial=0) + 1) + name)[1]
         turns = np.full(run.max(initial=-1) + 1, len(chains))
         np.minimum.at(turns, run, np.where(chains["layer"] == NO_LAYER, np.bincount(of_name, minlength=1)[of_name], 1))
         passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / chains["ns"].clip(lower=SHORT_NS))
-        longest_ns, fused_ns = np.zeros(len(turns)), chains["ns"].where(matching(chains["name"], _FUSED), 0)
-        np.maximum.at(longest_ns, run, chains["ns"].to_numpy())
-        np.maximum(longest_ns, np.bincount(run, fused_ns, len(turns)), out=longest_ns)
-        part = longest_ns / np.bincount(run, chains["ns"], len(turns)).clip(min=1)
-        return chains.assign(left=np.where(chains["on_past"], 0, passes * part[run]).clip(max=1))
+        ns, is_fused = chains["ns"].where(~chains["is_pass"], 0), matching(chains["name"], _FUSED)
+        longest_ns = np.zeros(len(turns))
+        np.maximum.at(longest_ns, run, ns.to_numpy())
+        np.maximum(longest_ns, np.bincount(run, ns.where(is_fused, 0), len(turns)), out=longest_ns)
+        part = longest_ns / np.bincount(run, ns, len(turns)).clip(min=1)
+        return chains.assign(left=np.where(chains["is_pass"], 0, passes * part[run]).clip(max=1))
 
     @cached_property
     def gaps(self) -> pd.DataFrame:
