@@ -1,6 +1,6 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only prefill,decode+cat-cache] [--pairs 11] [--seconds 500]
+    python tests/gpu/programs/faults.py --out FOLDER [--only prefill,lora+unrounded-hidden] [--pairs 11] [--seconds 500]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
@@ -15,7 +15,6 @@ own, which also times the steps just before and after those that nsys captures: 
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import json
 import lzma
@@ -23,8 +22,8 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -34,23 +33,25 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, SubprocessError
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.utils import prune
 
 import nvprof_kit
 
 PLANTED = Path(__file__).parents[2] / "data" / "faults" / "planted.tsv"
-FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("eighth\t")]
+FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("ninth\t")]
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
-ALONE = ("reranker", "gpt")  # annotated by annotate_model alone
+ALONE = ("speech", "lora")  # annotated by annotate_model alone
 NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
-attend, attend_causal = F.scaled_dot_product_attention, partial(F.scaled_dot_product_attention, is_causal=True)
+attend = partial(F.scaled_dot_product_attention, enable_gqa=True)
+attend_causal = partial(attend, is_causal=True)
+checkpointed = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
 
 
 def planted(fault: str) -> bool:
@@ -63,390 +64,389 @@ def toy(small: int, real: int) -> int:
     return small if NOW.is_toy else real
 
 
-class Attention(nn.Module):
-    """What `core` computes of queries, keys and values, or `cached` of them and a layer, between two projections."""
+def rope(length: int, size: int) -> list[Tensor]:
+    angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    return [values.to(NOW.device, NOW.dtype) for values in (angles.cos(), angles.sin())]
 
-    def __init__(self, index: int, width: int, core: Any = attend_causal, cached: Any = None, share: int = 1):
+
+def rotated(x: Tensor, cos: Tensor, sin: Any = None) -> Tensor:
+    if sin is None:  # complex numbers, as Llama's own code has them
+        turned = torch.complex(*x.float().chunk(2, -1)) * cos
+        return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
+    (real, imaginary), cos, sin = x.chunk(2, -1), cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], -1)
+
+
+class Attention(nn.Module):  # `core` of queries, keys and values, or `cached` of a layer and them
+    def __init__(self, index: int, width: int, core: Any = attend_causal, share: int = 1, **how: Any):
         super().__init__()
-        self.size, self.core = toy(16, 64 if width <= 1024 else 128), partial(cached, index) if cached else core
+        self.size, self.tables = toy(16, 64 if width <= 1024 else 128), how.get("tables")
+        self.core = partial(how["cached"], index) if "cached" in how else core
         self.heads = [width // self.size, *[width // self.size // share] * 2]
         self.qkv = nn.Linear(width, sum(self.heads) * self.size, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (-1, self.size)).transpose(1, 2).split(self.heads, 1)
+        q, k = (x if self.tables is None else rotated(x, *self.tables) for x in (q, k))
         return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
 
 
-class CrossAttention(nn.Module):
-    """Attention to what an encoder computed of the audio."""
-
-    def __init__(self, width: int, states: Tensor):
-        super().__init__()
-        self.states, self.past, self.size = states, None, toy(16, 128)
-        self.q, self.kv, self.out = (nn.Linear(width, times * width, bias=False) for times in (1, 2, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.past is None or planted("cross-kv-again"):  # HF Whisper: cross-attention states belong into the cache
-            self.past = self.kv(self.states).unflatten(-1, (2, -1, self.size)).permute(2, 0, 3, 1, 4)
-        q = self.q(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
-        return self.out(attend(q, *self.past).transpose(1, 2).flatten(2))
-
-
 class MLP(nn.Module):
-    def __init__(self, width: int):
+    def __init__(self, width: int, hidden: int, is_gated: bool):
         super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-        self.act, self.checked = partial(F.gelu, approximate="tanh"), checked if planted("nan-checks") else lambda x: x
-        if planted("written-out-gelu"):  # Megatron-LM, HF NewGELUActivation: use the fused one
-            self.act = lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3.0))))
+        self.up, self.down = nn.Linear(width, (1 + is_gated) * hidden, False), nn.Linear(hidden, width, False)
+        self.is_convolution, self.is_chunked = planted("pointwise-convolutions"), planted("chunked-mlp")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.checked(self.down(self.act(self.checked(self.up(x)))))
+        if self.is_convolution:  # NeMo, PyTorch's issues: Conv1d of size 1 is slower than Linear
+            x = F.gelu(F.conv1d(x.mT.contiguous(), self.up.weight[:, :, None]))
+            return F.conv1d(x, self.down.weight[:, :, None]).mT.contiguous()
+        if self.is_chunked and x.shape[1] > toy(4, 128):  # HF chunk_size_feed_forward: memory for time
+            return torch.cat([self(part) for part in x.split(toy(4, 128), 1)], 1)
+        gate, *up = self.up(x).split(self.down.weight.shape[1], -1)
+        return self.down(F.silu(gate) * up[0] if up else F.gelu(gate))
 
 
-def checked(x: Tensor) -> Tensor:  # torch.compile's guide on graph breaks: a branch on data
-    if x.isnan().any():
-        raise ValueError("not a number")
-    return x
-
-
-class Experts(nn.Module):
-    """Each expert chooses its tokens, two experts a token on average."""
-
+class Experts(nn.Module):  # each chooses its tokens, two experts a token on average; a shared expert takes all
     def __init__(self, width: int, experts: int = 16):
         super().__init__()
-        self.router = nn.Linear(width, experts, bias=False)
-        self.up = nn.Parameter(torch.randn(experts, width, 2 * width) * width**-0.5)
-        self.down = nn.Parameter(torch.randn(experts, 2 * width, width) * width**-0.5)
+        self.router, self.shared = nn.Linear(width, experts, bias=False), MLP(width, 2 * width, True)
+        self.up, self.down = (nn.Parameter(values / 40) for values in torch.randn(2, experts, width, 2 * width))
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, 1)
-        gates, chosen = self.router(tokens).float().softmax(-1).topk(2 * len(tokens) // len(self.up), 0)
-        slots = chosen.T.flatten()
-        is_onehot = planted("onehot-dispatch")  # GShard's einsum with one-hot masks; MegaBlocks and Tutel: gather
-        if is_onehot:
-            onehot = (slots[:, None] == torch.arange(len(tokens), device=x.device)).to(x.dtype)
-        sent = onehot @ tokens if is_onehot else tokens.index_select(0, slots)
-        hidden = F.gelu(torch.bmm(sent.unflatten(0, (len(self.up), -1)), self.up))
-        made = torch.bmm(hidden, self.down).flatten(0, 1) * gates.T.flatten()[:, None].to(x.dtype)
-        return (onehot.T @ made if is_onehot else torch.zeros_like(tokens).index_add(0, slots, made)).view_as(x)
+        tokens, up, down = x.flatten(0, 1), self.up, self.down
+        if planted("stacked-experts"):  # HF Transformers 5: weights of experts are merged once, when they are loaded
+            up, down = (torch.stack(weights.unbind(0)) for weights in (up, down))
+        gates, chosen = self.router(tokens).float().softmax(-1).topk(2 * len(tokens) // len(up), 0)
+        slots, gates = chosen.T.flatten(), gates.T.flatten()[:, None].to(x.dtype)
+        hidden = F.gelu(torch.bmm(tokens.index_select(0, slots).unflatten(0, (len(up), -1)), up))
+        made = torch.zeros_like(tokens).index_add(0, slots, torch.bmm(hidden, down.mT).flatten(0, 1) * gates)
+        return self.shared(x) + made.view_as(x)
 
 
-class Block(nn.Module):
-    """A layer; `call` calls its attention and its MLP."""
-
-    def __init__(self, index: int, width: int, states: Any = None, is_mixture: bool = False, **how: Any):
+class Block(nn.Module):  # of a diffusion transformer if it has a condition
+    def __init__(self, index: int, width: int, hidden: int = 0, is_gated: bool = True, kind: str = "", **how: Any):
         super().__init__()
         self.attention_norm, self.attention = nn.RMSNorm(width), Attention(index, width, **how)
-        self.cross, self.call = None, lambda part, x: part(x)
-        if states is not None:
-            self.cross_norm, self.cross = nn.RMSNorm(width), CrossAttention(width, states)
-        self.mlp_norm, self.mlp = nn.RMSNorm(width), Experts(width) if is_mixture else MLP(width)
+        self.mlp_norm, self.condition = nn.RMSNorm(width), how.get("condition")
+        self.mlp = Experts(width) if kind == "mixture" else MLP(width, hidden or 4 * width, is_gated)
+        self.modulation = nn.Linear(width, 6 * width) if self.condition is not None else None
+        self.is_again = planted("recompute-experts")  # Megatron-LM: only where memory is short
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.call(self.attention, self.attention_norm(x))
-        if self.cross is not None:
-            x = x + self.cross(self.cross_norm(x))
-        return x + self.call(self.mlp, self.mlp_norm(x))
+        if self.modulation is not None:
+            kind = torch.float if planted("fp32-modulation") else x.dtype  # Wan 2.1: autocast to fp32 around it
+            changes = self.modulation(self.condition)[:, None].to(kind).chunk(6, -1)
+            for at, norm, part in ((0, self.attention_norm, self.attention), (3, self.mlp_norm, self.mlp)):
+                made = part(torch.addcmul(changes[at], norm(x).to(kind), 1 + changes[at + 1]).to(x.dtype))
+                x = torch.addcmul(x.to(kind), changes[at + 2], made.to(kind)).to(x.dtype)
+            return x
+        x = x + self.attention(self.attention_norm(x))
+        made = self.mlp_norm(x)
+        return x + (checkpointed(self.mlp, made) if self.is_again else self.mlp(made))
 
 
-class Transformer(nn.Module):
-    """Tokens, or patches of images, to logits: of all places, or of one alone."""
-
-    def __init__(self, layers: int, width: int, vocabulary: int = 32_000, patch: int = 0, **how: Any):
+class Transformer(nn.Module):  # tokens, patches or sound to logits, of all places or of some
+    def __init__(self, layers: int, width: int, words: int = 32_000, patch: int = 0, embed: Any = None, **how: Any):
         super().__init__()
-        width, vocabulary = toy(64, width), toy(256, vocabulary)
+        width, words = toy(64, width), toy(min(256, words), words)
         with torch.device(NOW.device):
-            self.embed = nn.Linear(patch, width) if patch else nn.Embedding(vocabulary, width)
+            self.embed = embed or (nn.Linear(patch, width) if patch else nn.Embedding(words, width))
             self.layers = nn.ModuleList(Block(index, width, **how) for index in range(toy(2, layers)))
-            self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
-        self.to(NOW.dtype)
-        if NOW.base in SERVING:
-            nvprof_kit.annotate_model(self)
+            self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
+        self.to(NOW.device, NOW.dtype)
+        nvprof_kit.annotate_model(self) if NOW.base in SERVING else None
 
     def forward(self, ids: Tensor, place: int | slice = slice(None)) -> Tensor:
-        x = reduce(lambda x, layer: layer(x), self.layers, self.embed(ids))
-        return self.head(self.norm(x)[:, place])
+        x = self.embed(ids).mT.contiguous() if isinstance(self.embed, nn.Sequential) else self.embed(ids)
+        return self.head(self.norm(reduce(lambda x, layer: layer(x), self.layers, x))[:, place])
 
 
-def tokens(batch: int, length: int, vocabulary: int = 32_000) -> Tensor:
-    return torch.randint(3, toy(256, vocabulary), (toy(2, batch), toy(16, length)), device=NOW.device)
-
-
-def random(*layout: int) -> Tensor:
-    return torch.randn(layout, device=NOW.device, dtype=NOW.dtype)
+def tokens(batch: int, length: int, words: int = 32_000) -> Tensor:
+    return torch.randint(3, toy(256, words), (toy(2, batch), toy(16, length)), device=NOW.device)
 
 
 def prefill() -> Iterator[Tensor]:
-    """Long prompts, whose last place alone has logits."""
-    prompts, length, size = tokens(2, 4096), toy(16, 4096), toy(16, 128)
-    mask = torch.full((length, length), -torch.inf, device=NOW.device, dtype=NOW.dtype).triu(1)
+    """Long prompts; three layers of four have linear attention."""
+    prompts, size, share, chunk = tokens(2, 4096), toy(16, 128), toy(4, 12), toy(8, 128)
 
-    def tables(device: str) -> list[Tensor]:
-        places = torch.arange(length, device=device).expand(len(prompts), -1)[:, None, :, None]
-        angles = places * 10_000.0 ** (-torch.arange(0, size, 2, device=device) / size)
-        angles = torch.cat([angles, angles], -1)
-        return [values.to(NOW.device, NOW.dtype) for values in (angles.cos(), angles.sin())]
+    def core(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if index % 4 == 0:
+            return attend_causal(q, k, v)
+        kind = torch.float if planted("fp32-linear-attention") else q.dtype  # Mamba 2, FLA: products in bf16
+        q, k, v = (q / q.shape[2]).to(kind), *(x.repeat_interleave(share, 1).to(kind) for x in (k, v))
+        if not planted("loop-over-chunks"):
+            q, k, v = (x.unflatten(2, (-1, chunk)) for x in (q, k, v))
+            sums = k.mT @ v
+            return ((q @ k.mT).tril() @ v + q @ (sums.cumsum(2) - sums)).flatten(2, 3).to(NOW.dtype)
+        made, state = [], k.new_zeros(1, 1, size, size)
+        for a, b, c in zip(*(x.split(chunk // 2, 2) for x in (q, k, v)), strict=True):  # Mamba's issues: its slow path
+            made.append((a @ b.mT).tril() @ c + a @ state)
+            state = state + b.mT @ c
+        return torch.cat(made, 2)
 
-    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cos, sin = tables("cpu") if planted("rope-on-host") else kept  # PyTorch tuning guide: create on the device
-        q, k = (x * cos + torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1) * sin for x in (q, k))
-        return attend(q, k, v, mask) if planted("dense-mask") else attend_causal(q, k, v)  # no mask for FlashAttention
-
-    kept = tables(NOW.device)
-    model = Transformer(8, 2560, core=core)
+    model = Transformer(8, 3072, cached=core, share=share, tables=rope(toy(16, 4096), size), hidden=toy(128, 8192))
     return (model(prompts, -1) for _ in count())
 
 
-def reranker() -> Iterator[Tensor]:
-    """Scores of pairs of texts, by an encoder."""
-    model, pairs = Transformer(12, 1024, core=attend), tokens(64, 256)
-    size = toy(1, 4) if planted("small-batches") else len(pairs)  # HF pipelines: batches that fill the GPU
-    return (torch.cat([model(part, 0)[:, :8] for part in pairs.split(size)]) for _ in count())
-
-
 def decode() -> Iterator[Tensor]:
-    """Two tokens for each sequence, eager; or three of texts for audio, by the decoder of a model like Whisper."""
-    is_audio, layers, at = NOW.base == "transcribe", 8, 0
-    batch, window, width, words = (48, 448, 1280, 51_872) if is_audio else (64, 2048, 2048, 128_000)
-    batch, window, size = toy(2, batch), toy(8, window), toy(16, 128)
-    cache = [[random(batch, toy(64, width) // size, window, size) for _ in range(2)] for _ in range(layers)]
+    """Four tokens for each sequence, eager."""
+    batch, window, size, tables, state = toy(2, 96), toy(8, 4096), toy(16, 128), [], list(range(25_000))
+    cache = torch.randn(toy(2, 10), 2, batch, toy(1, 4), window, size, device=NOW.device, dtype=NOW.dtype)
 
     def core(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        for which, new in enumerate((k, v)):
-            if planted("cat-cache"):  # gpt-fast, HF StaticCache: write into a cache of fixed size
-                cache[index][which] = torch.cat([cache[index][which][:, :, 1:], new], 2)
-            else:
-                cache[index][which][:, :, at] = new[:, :, 0]
-        return attend(q, *cache[index])
+        past = cache[index]
+        past[0, :, :, at], past[1, :, :, at] = k[:, :, 0], v[:, :, 0]
+        if index % 3 == 0 and planted("gathered-pages"):  # PagedAttention: a kernel reads the pages where they are
+            past = past.index_select(1, rows)
+        return attend(q, *past)
 
-    states = random(batch, toy(16, 1500), toy(64, width)) if is_audio else None
-    model, token = Transformer(layers, width, words, cached=core, states=states), tokens(batch, 1, words)[:, :1]
-    if planted("fp32-head"):  # vLLM: logits in fp32, but the product in the model's type
-        model.head.forward = lambda x: F.linear(x.float(), model.head.weight.float())
-    for layer in model.layers if planted("sync-per-layer") else ():  # PyTorch tuning guide: needless synchronisation
-        layer.register_forward_hook(lambda *_: torch.get_device_module(NOW.device).synchronize(), prepend=True)
+    def serve(is_over: threading.Event) -> None:  # vLLM 0.6: an API server in the engine's process holds the GIL
+        while not is_over.wait(0.002):
+            json.dumps(state)
 
-    def sampled(scores: Tensor) -> Tensor:
-        best = scores.topk(50)
-        if planted("whole-vocabulary"):  # FlashInfer, vLLM: sampling that sorts all the vocabulary
-            best = scores.masked_fill(scores < best.values[:, -1:], -torch.inf).sort(descending=True)
-        return best.indices.gather(-1, (best.values.softmax(-1).cumsum(-1) < 0.5).sum(-1, keepdim=True))
-
-    while True:
-        for _ in range(3 if is_audio else 2):
+    model = Transformer(10, 2048, cached=core, share=4, tables=tables, hidden=toy(128, 5632))
+    token, angles, rows = tokens(96, 1)[:, :1], rope(window, size), torch.arange(batch, device=NOW.device)
+    for number in count():
+        is_over = threading.Event()
+        server = threading.Thread(target=serve, args=(is_over,), daemon=True)
+        server.start() if planted("server-thread") else None
+        for at in range(4 * number % window, 4 * number % window + 4):
+            tables[:] = [values[at : at + 1] for values in angles]
             logits = model(token, -1).float()
-            token = logits.argmax(-1, keepdim=True) if is_audio else sampled(logits / 0.7)
-            at = (at + 1) % window
+            token = logits.argmax(-1, keepdim=True)
+        token.tolist()
+        is_over.set()
         yield logits
 
 
 def engine() -> Iterator[Tensor]:
     """A part of a prompt, and a token for each of the other sequences, in one batch."""
-    width, size, part, others, window, page = toy(64, 2048), toy(16, 128), toy(16, 2048), toy(2, 16), toy(32, 2048), 16
-    cache = random(toy(2, 12), 2, (others + 1) * window, width // size, size)
-    slots = torch.zeros(part + others, dtype=torch.long, device=NOW.device)
-    owners, places = [others] * part + list(range(others)), [0]
-    pages = [[row * (window // page) + index for index in range(window // page)] for row in range(others + 1)]
-    requests = [{"tokens": list(range(toy(8, 800))), "pages": row, "state": {"done": False}} for row in pages]
-
-    def located() -> Tensor:
-        table, owner, place = (torch.tensor(rows, device=NOW.device) for rows in (pages, owners, places))
-        return table[owner, place // page] * page + place % page
+    part, others, window, size = toy(16, 2048), toy(2, 32), toy(32, 2048), toy(16, 128)
+    cache = torch.randn(12, 2, (others + 1) * window, toy(1, 8), size, device=NOW.device, dtype=NOW.dtype)
+    firsts, places = (torch.arange(number, device=NOW.device) for number in (others, part + others))
+    ids, slots, angles, tables = places[None] % 256, others * window + places, rope(window, size), []
+    requests = [{"tokens": list(range(toy(8, 800))), "is_done": False} for _ in range(others + 1)]
 
     def core(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        where = located() if planted("tables-per-layer") else slots  # vLLM V1: keep inputs, do not build them again
         for past, new in zip(cache[index], (k, v), strict=True):
-            past.index_copy_(0, where, new[0].transpose(0, 1))
-        ahead = attend_causal(*(x[:, :, :part] for x in (q, k, v)))
+            past.index_copy_(0, slots, new[0].transpose(0, 1))
         past = (x.unflatten(0, (-1, window))[:others].transpose(1, 2) for x in cache[index])
         each = attend(q[0, :, part:].transpose(0, 1)[:, :, None], *past)
-        return torch.cat([ahead, each[:, :, 0].transpose(0, 1)[None]], 2)
+        return torch.cat([attend_causal(*(x[:, :, :part] for x in (q, k, v))), each[:, :, 0].transpose(0, 1)[None]], 2)
 
-    model, ids = Transformer(12, 2048, cached=core), torch.randint(3, 256, (1, part + others), device=NOW.device)
-    for number in count(-WARM_UP):
-        places[:] = [*range(part), *[number % window] * others]
-        slots.copy_(located())
-        if planted("deepcopy-requests"):  # vLLM 0.6: the scheduler's work on the CPU, while the GPU waits
-            requests = copy.deepcopy(requests)
-        logits = model(ids)[0, part - 1 :].float()
-        for request, token in zip(requests, logits.argmax(-1).tolist(), strict=True):
-            request["tokens"][number % len(request["tokens"])] = token
+    model, is_amp = Transformer(12, 4096, cached=core, share=4, tables=tables), planted("autocast-weights")
+    model.float() if is_amp else None  # PyTorch, HF: load in bf16; autocast casts all weights in each forward
+    for number in count():
+        places[part:] = number % window
+        slots[part:] = firsts * window + number % window
+        tables[:] = [values.index_select(0, places) for values in angles]
+        with torch.autocast(NOW.device, torch.bfloat16, enabled=is_amp and not NOW.is_toy):
+            logits = model(ids, slice(part - 1, None))[0].float()
+        best = logits.argmax(-1)  # SGLang, vLLM: schedule the next batch while the GPU computes this one
+        best.tolist() if planted("schedule-after") else None
+        requests = json.loads(json.dumps(requests))
+        best.tolist()
         yield logits
 
 
 def graphs() -> Iterator[Tensor]:
-    """Three tokens for each sequence, each by a CUDA graph."""
-    batch, window, width, size, share = toy(2, 64), toy(8, 320), toy(64, 4096), toy(16, 128), 4
-    kv = random(toy(2, 14), 2, batch, width // size // share, window, size)
-    at, token, logits = torch.zeros(1, dtype=torch.long, device=NOW.device), tokens(64, 1)[:, :1].clone(), None
-    sent = torch.zeros_like(token, device="cpu", pin_memory=NOW.device != "cpu")
+    """Four tokens for each sequence, each by a CUDA graph, of those that a grammar allows."""
+    batch, window, size, layers, tables, angles = toy(2, 64), toy(8, 512), toy(16, 128), 14, [], rope(512, toy(16, 128))
+    kind = torch.float if planted("fp32-cache") else NOW.dtype  # HF StaticCache: it was fp32 unless told
+    kv = torch.randn(layers, 2, batch, toy(1, 8), window, size, device=NOW.device, dtype=kind)
+    at, token = torch.zeros(1, dtype=torch.long, device=NOW.device), tokens(64, 1)[:, :1].clone()
+    rules = -100.0 * torch.randint(2, (256, toy(256, 32_000)))
+    kept, allowed = rules.to(NOW.device), rules[:batch].clone().to(NOW.device)
 
     def core(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for past, new in zip(kv[index], (k, v), strict=True):
-            past.index_copy_(2, at, new)
-        if planted("repeat-kv"):  # HF repeat_kv: a kernel reads shared heads where they are
-            return attend(q, *(past.repeat_interleave(share, 1) for past in kv[index]))
-        return attend(q, *kv[index], enable_gqa=True)
+            past.index_copy_(2, at, new.to(past.dtype))
+        return attend(q, *kv[index].to(q.dtype))
 
-    model = Transformer(14, width, cached=core, share=share)
+    model = Transformer(layers, 4096, cached=core, share=4, tables=tables, hidden=toy(128, 11_008))
+    for linear in [linear for layer in model.layers[1::4] for linear in (layer.mlp.up, layer.mlp.down)]:
+        prune.custom_from_mask(linear, "weight", linear.weight.abs() > 0.3 * linear.in_features**-0.5)
+        prune.remove(linear, "weight") if not planted("pruning-masks") else None  # PyTorch's tutorial on pruning
 
     def next_token() -> None:
-        nonlocal logits
-        logits = model(token, -1)
-        token.copy_(logits.argmax(-1, keepdim=True))
+        tables[:] = [values.index_select(0, at) for values in angles]
+        token.copy_((model(token, -1).float() + allowed).argmax(-1, keepdim=True))
         at.copy_((at + 1) % window)
 
     next_token()
     graph = argparse.Namespace(replay=next_token) if NOW.device == "cpu" else torch.cuda.CUDAGraph()
     with nullcontext() if NOW.device == "cpu" else torch.cuda.graph(graph):
         next_token()
-    home, event = kv.clone() if planted("copied-inputs") else kv, torch.get_device_module(NOW.device).Event()
-    while True:
-        for _ in range(3):
-            if planted("copied-inputs"):  # PyTorch on CUDA graphs: static inputs are written in place
-                kv.copy_(home.copy_(kv))
+    for number in count():
+        for first in range(4 * number % 192, 4 * number % 192 + 4):
+            part = slice(first, first + batch)  # XGrammar: masks of bits, not of floats that the host stacks and sends
+            allowed.copy_(torch.stack([*rules[part]]) if planted("masks-from-host") else kept[part])
             graph.replay()
-            sent.copy_(token, non_blocking=True)
-            event.record()
-            while planted("sleep-poll") and not event.query():  # vLLM: an engine that polls with a pause
-                time.sleep(0.005)
-            event.synchronize()
-        yield logits
+            token.tolist()
+        yield token.clone()
 
 
-def training(model: nn.Module, loss_of: Any, look: Any = None, read: Any = None, parts: int = 1) -> Iterator[Tensor]:
-    """Steps of AdamW: `read` makes a batch, `loss_of` takes each part of it, `look` each weight with its gradient."""
+def speech() -> Iterator[Tensor]:
+    """Embeddings of sound, whose length varies, by an encoder like Whisper's."""
+    width, audio = toy(64, 1280), torch.randn(toy(3200, 480_000), toy(2, 6), pin_memory=NOW.device != "cpu")
+
+    def mel(samples: Tensor) -> Tensor:
+        window = torch.hann_window(400, device=samples.device)
+        power = torch.stft(samples, 400, 160, window=window, return_complex=True)[..., :-1].abs() ** 2
+        logs = (torch.linspace(0, 1, 80 * 201, device=samples.device).view(80, 201) @ power).clamp(min=1e-10).log10()
+        return torch.maximum(logs, logs.amax((1, 2), keepdim=True) - 8) / 4 + 1
+
+    stem = nn.Sequential(nn.Conv1d(80, width, 3, 1, 1), nn.GELU(), nn.Conv1d(width, width, 3, 2, 1), nn.GELU())
+    model = Transformer(24, 1280, 512, embed=stem, core=attend, is_gated=False)
+    for number in count():  # PyTorch's tuning guide: cudnn.benchmark is not for sizes that vary
+        torch.backends.cudnn.benchmark = planted("benchmark-each-length")
+        samples = audio[: len(audio) - 320 * (number // 3 % toy(4, 1000))]
+        if not planted("host-features"):  # HF WhisperFeatureExtractor: device="cuda"
+            samples = samples.to(NOW.device, non_blocking=True)
+        yield model(mel(samples.T).to(NOW.device, NOW.dtype)).float().mean(1).cpu()
+
+
+def diffusion() -> Iterator[Tensor]:
+    """A step of a diffusion transformer with guidance, and the images that a decoder makes of its latents."""
+    images, side, wide = toy(2, 8), toy(4, 32), toy(32, 512)
+    latents = torch.randn(images, side * side, 16, device=NOW.device, dtype=NOW.dtype)
+    condition = torch.randn(2 * images, toy(64, 1152), device=NOW.device, dtype=NOW.dtype)
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not planted("attention-slicing"):  # Diffusers: not with scaled_dot_product_attention
+            return attend(q, k, v)
+        slices = zip(*(x.split(1, 1) for x in (q * q.shape[-1] ** -0.5, k, v)), strict=True)
+        return torch.cat([(a @ b.mT).softmax(-1) @ c for a, b, c in slices], 1)
+
+    model = Transformer(20, 1152, 16, patch=16, core=core, is_gated=False, condition=condition)
+    kind = torch.float if planted("fp32-decoder") else NOW.dtype  # Diffusers: force_upcast of a VAE; one fixed for fp16
+    stages = (nn.Sequential(nn.Conv2d(wide, wide, 3, 1, 1), nn.SiLU(), nn.Upsample(scale_factor=2.0)) for _ in range(3))
+    decoder = nn.Sequential(nn.Conv2d(16, wide, 3, 1, 1), *stages, nn.Conv2d(wide, 3, 3, 1, 1))
+    decoder.to(NOW.device, NOW.dtype).to(kind, memory_format=torch.channels_last)
+    nvprof_kit.annotate_model(decoder, steps=False)
+    while True:
+        given, free = model(latents.repeat(2, 1, 1)).chunk(2)
+        made = (latents - 0.1 * (free + 4 * (given - free))).mT.unflatten(2, (side, side))
+        yield decoder(made.to(kind, memory_format=torch.channels_last)).float()
+
+
+def training(model: nn.Module, loss_of: Any, read: Any = None, parts: int = 1) -> Iterator[Tensor]:
+    """Steps of AdamW: `read` makes a batch, `loss_of` takes each part of it."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, 1e-5, fused=True)
-    is_alone, is_amp = NOW.base in ALONE, NOW.base in ("gpt", "compiled", "ddp") and not NOW.is_toy
-    nvprof_kit.annotate_model(model, optimizer=None if is_alone else optimizer)
-    phase: Any = nullcontext if is_alone else nvprof_kit.phase
+    is_amp = (NOW.base in ("pretrain", "compiled", "ddp") or planted("fp32-shards")) and not NOW.is_toy
+    nvprof_kit.annotate_model(model, optimizer=None if NOW.base in ALONE else optimizer)
+    phase: Any = nullcontext if NOW.base in ALONE else nvprof_kit.phase
     while True:
-        torch.autograd.set_detect_anomaly(planted("detect-anomaly"))  # PyTorch tuning guide: no debugging APIs
         losses = []
         with phase("data"):
             batch = read().to(NOW.device, non_blocking=True) if read else None
         for part in range(parts):
-            with nullcontext() if part == parts - 1 or planted("no-no-sync") else model.no_sync():  # DDP's no_sync
-                with phase("forward"), torch.autocast(NOW.device, torch.bfloat16, enabled=is_amp):
-                    loss = loss_of(batch, part)
-                with phase("backward"):
-                    loss.backward()
+            if NOW.base == "fsdp":
+                model.set_requires_gradient_sync(part == parts - 1)
+                model.set_reshard_after_backward(part == parts - 1 or planted("reshard-each-part"))
+            with phase("forward"), torch.autocast(NOW.device, torch.bfloat16, enabled=is_amp):
+                loss = loss_of(batch, part)
+            with phase("backward"):
+                loss.backward()
             losses.append(loss.detach())
-        for weight in weights if planted("metrics-one-by-one") or planted("full-tensors") else ():
-            look(weight)
-        nn.utils.clip_grad_norm_(weights, 1.0)
+        if planted("double-norm"):  # DeepSpeed: grad.double().norm(2) of each weight
+            norms = torch.stack([weight.grad.double().norm() for weight in weights])
+            nn.utils.clip_grads_with_norm_(weights, 1.0, norms.norm().to(NOW.dtype))
+        else:
+            nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
-        optimizer.zero_grad()
+        model.zero_grad()
         yield reduce(torch.add, losses).float()
 
 
-def next_token_loss(model: Transformer, ids: Tensor, *_: Any) -> Tensor:
-    logits = model(ids).to(torch.double if planted("double-loss") else torch.float)  # CUDA guide: float would do
-    return F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
+def next_token_loss(model: Any, ids: Tensor, *_: Any) -> Tensor:
+    logits, labels = model(ids).float(), F.pad(ids[:, 1:], (0, 1), value=-100)
+    if planted("shifted-logits"):  # HF ForCausalLMLoss, Liger: shift the labels, and do not copy the logits
+        logits, labels = logits[:, :-1].contiguous(), ids[:, 1:]
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def gpt() -> Iterator[Tensor]:
-    """All weights of a small model, in fp32 with autocast."""
-    words, ids = toy(257, 50_257), tokens(8, 1024)
-    past = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=NOW.device).tril()
-
-    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # nanoGPT: FlashAttention, no T x T matrix
-        return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(~past, -torch.inf).softmax(-1) @ v
-
-    model = Transformer(12, 768, core=written_out if planted("written-out-attention") else attend_causal)
-    width, rows = model.head.in_features, words if planted("odd-vocabulary") else toy(264, 50_304)
-    with torch.device(NOW.device):  # nanoGPT: a vocabulary of 50,304, a multiple of 64, in place of 50,257
-        weight = 0.02 * torch.randn(words, width)
-        model.embed, model.head = nn.Embedding(words, width), nn.Linear(width, rows)
-        nn.init.zeros_(model.head.bias).data[words:] = -1e4
-        model.head.weight.data[:words] = weight
-    return training(model, partial(next_token_loss, model, ids))
+def pretrain() -> Iterator[Tensor]:
+    """All weights of a small model, in fp32 with autocast; its texts come from workers."""
+    model, is_kept = Transformer(8, 1024, 50_304, is_gated=False), not planted("short-lived-workers")
+    how = {"num_workers": toy(2, 8), "multiprocessing_context": "fork", "pin_memory": NOW.device != "cpu"}
+    texts = [*torch.cat([tokens(16, 1024, 50_304) for _ in range(4)]).cpu()]
+    loader = torch.utils.data.DataLoader(texts, len(texts) // 4, persistent_workers=is_kept, **how)  # PyTorch: True
+    batches = (batch for _ in count() for batch in loader)
+    return training(model, lambda batch, _: next_token_loss(model, batch), batches.__next__)
 
 
 def lora() -> Iterator[Tensor]:
-    """Adapters of rank 16 beside the projections of the attention."""
-    model, ids = Transformer(8, 2560, 64_000).requires_grad_(False), tokens(2, 2048, 64_000)
-    kind = torch.float32 if planted("fp32-adapters") else NOW.dtype  # PEFT: autocast_adapter_dtype=False
+    """Adapters of rank 16 beside the projections of the attention, for long texts."""
+    ids, full, odd = tokens(1, 10_240), toy(176, 6912), toy(171, 6826)  # Llama's multiple_of: 8/3 of a width is odd
+    hidden = odd if planted("unrounded-hidden") else full
+    is_again = planted("recompute-attention")  # Megatron-LM: with FlashAttention, this saves no memory
+    how = {"core": partial(checkpointed, attend_causal) if is_again else attend_causal, "share": 4, "hidden": full}
+    model = Transformer(4, 2560, tables=rope(ids.shape[1], toy(16, 128)), **how).requires_grad_(False)
+    for mlp in [layer.mlp for layer in model.layers]:
+        up, down = mlp.up.weight.data.unflatten(0, (2, -1)), mlp.down.weight.data
+        up[:, odd:], down[:, odd:] = 0, 0
+        mlp.up.weight.data, mlp.down.weight.data = up[:, :hidden].flatten(0, 1), down[:, :hidden].contiguous()
     for linear in [getattr(layer.attention, name) for layer in model.layers for name in ("qkv", "out")]:
         ends = (nn.Linear(*size, False, NOW.device) for size in ((linear.in_features, 16), (16, linear.out_features)))
-        linear.adapter = nn.Sequential(*ends).to(kind)
-        linear.register_forward_hook(lambda linear, x, y: y + linear.adapter(x[0].to(kind)).to(y.dtype))
-
-    def offload(forward: Any, x: Tensor) -> Tensor:
-        with torch.autograd.graph.save_on_cpu(pin_memory=NOW.device != "cpu"):
-            return forward(x)
-
-    for layer in model.layers[:: toy(1, 4)] if planted("save-on-cpu") else ():  # PyTorch: costs copies over PCIe
-        layer.mlp.forward = partial(offload, layer.mlp.forward)
+        linear.adapter = nn.Sequential(*ends).to(NOW.dtype)
+        linear.register_forward_hook(lambda linear, x, y: y + linear.adapter(x[0]))
     return training(model, partial(next_token_loss, model, ids))
 
 
 def moe() -> Iterator[Tensor]:
     """A mixture of experts, in bf16."""
-    model, ids = Transformer(4, 1536, 16_000, is_mixture=True), tokens(8, 1024, 16_000)
-    return training(model, partial(next_token_loss, model, ids))
+    model = Transformer(4, 1536, 16_000, kind="mixture", share=4, tables=rope(toy(16, 1024), toy(16, 128)))
+    return training(model, partial(next_token_loss, model, tokens(4, 1024, 16_000)))
 
 
 def compiled() -> Iterator[Tensor]:
     """Layers compiled one by one, in fp32 with autocast."""
     torch._dynamo.reset() if NOW.is_toy else None
-    model, ids = Transformer(8, 1024, 16_000), tokens(24, 512, 16_000)
-    for layer in model.layers:
-        layer.compile(backend="aot_eager" if NOW.is_toy else "inductor", dynamic=False)
-    if planted("head-outside-autocast"):  # PyTorch: by default, products in fp32 are without TF32
-        model.head.forward = torch.autocast(NOW.device, enabled=False)(lambda x: F.linear(x.float(), model.head.weight))
+    ids, is_debug, tables = tokens(24, 512, 16_000), planted("debug-backend"), rope(toy(16, 512), toy(16, 64))
+    if planted("complex-rotary"):  # torch.compile warns that it makes no code for complex numbers
+        tables = [torch.complex(*tables)]
+    model = Transformer(8, 1024, 16_000, hidden=toy(128, 2816), tables=tables)
+    for layer in model.layers:  # torch.compile's troubleshooting guide: aot_eager is for debugging
+        layer.compile(backend="aot_eager" if is_debug or NOW.is_toy else "inductor", dynamic=False)
     return training(model, partial(next_token_loss, model, ids))
 
 
 def ddp() -> Iterator[Tensor]:
-    """Images, whose model has a copy on each GPU; gradients of four parts are accumulated before they are reduced."""
-    side, parts, rng = toy(32, 224), 4, np.random.default_rng(0)
-    files = [zlib.compress(rng.integers(0, 255, (side, side, 3), np.uint8).tobytes(), 1) for _ in range(toy(4, 16))]
-    model = Transformer(8, 2048, 1000, patch=768, core=attend)
+    """Images, by a model that has a copy on each GPU."""
+    model = Transformer(12, 1536, 1000, 768, core=attend, is_gated=False)
+    images, rank = torch.randn(toy(4, 32), toy(4, 196), 768, pin_memory=NOW.device != "cpu"), dist.get_rank()
+    labels, ranks = torch.arange(len(images), device=NOW.device), dist.get_world_size()
+    for layer in model.layers if planted("broadcast-buffers") else ():  # nanoGPT, HF: masks, which DDP sends each time
+        layer.register_buffer("bias", torch.ones(toy(32, 4096), toy(32, 4096), device=NOW.device).tril())
     parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    labels = torch.arange(len(files), device=NOW.device) % toy(256, 1000)
 
     def read() -> Tensor:
-        images = []
-        for pixels in files:
-            image = np.frombuffer(zlib.decompress(pixels), np.uint8).reshape(side, side, 3).astype(np.float32) / 255
-            image = (image - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
-            images.append(image.reshape(side // 16, 16, side // 16, 16, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 768))
-        batch = torch.from_numpy(np.stack(images))
-        return batch if NOW.device == "cpu" else batch.pin_memory()
+        if planted("last-rank-logs") and rank == ranks - 1:  # Megatron-LM: the last rank logs, and the others wait
+            torch.histc(model.layers[0].attention.out.weight.detach().cpu(), 64)
+        if planted("dispatch-batches"):  # Accelerate's dispatch_batches: rank 0 reads and sends
+            dist.broadcast_object_list(batches := [torch.cat([images] * ranks)], 0)
+        return batches[0].chunk(ranks)[rank] if planted("dispatch-batches") else images
 
-    def loss_of(batch: Tensor, part: int) -> Tensor:
-        return F.cross_entropy(parallel(batch.chunk(parts)[part], 0).float(), labels.chunk(parts)[part]) / parts
-
-    def look(weight: Tensor) -> None:  # Lightning: sync_dist=True for each metric
-        for value in (weight.grad.norm(), weight.detach().norm()):
-            dist.all_reduce(value, dist.ReduceOp.AVG if NOW.device != "cpu" else dist.ReduceOp.SUM)
-            value.item()
-
-    ready = read()  # PyTorch tuning guide: DataLoader(num_workers=4, pin_memory=True)
-    return training(parallel, loss_of, look, lambda: read() if planted("decode-in-loop") else ready, parts)
+    return training(parallel, lambda batch, _: F.cross_entropy(parallel(batch, 0).float(), labels), read)
 
 
 def fsdp() -> Iterator[Tensor]:
-    """Weights, gradients and states in shards; layers are checkpointed."""
-    model, ids = Transformer(8, 2048, 16_000), tokens(4, 1024, 16_000)
-    policy = MixedPrecisionPolicy(None if NOW.is_toy else torch.bfloat16, reduce_dtype=torch.float32)
-    checkpointed = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-    for layer in model.layers:
-        layer.forward = partial(checkpointed, layer.forward)
-        layer.call = checkpointed if planted("nested-checkpoints") else layer.call  # HF, Megatron-LM: once is enough
-    for part in (*model.layers, model):
-        fully_shard(part, mp_policy=policy)
-    loss_of = partial(next_token_loss, model, ids)
-    return training(model, loss_of, lambda weight: float(weight.detach().full_tensor().norm()))  # FSDP2: gathers all
+    """Weights, gradients and states in shards; gradients of four parts are accumulated."""
+    ids, kind = tokens(4, 1024), None if NOW.is_toy or planted("fp32-shards") else torch.bfloat16
+    model = Transformer(4, 4096, share=4, tables=rope(ids.shape[1], toy(16, 128)), hidden=toy(128, 11_008))
+    policy = MixedPrecisionPolicy(kind, kind)  # torchtitan: autocast gathers fp32, and casts; param_dtype gathers bf16
+    for part in (*model.layers, model):  # FSDP2: keep the weights between the parts, where memory allows
+        fully_shard(part, mp_policy=policy, reshard_after_forward=planted("reshard-each-part"))
+    return training(model, lambda _, part: next_token_loss(model, ids.chunk(4)[part % len(ids)]), parts=4)
 
 
-SERVING = dict(prefill=prefill, reranker=reranker, decode=decode, transcribe=decode, engine=engine, graphs=graphs)
+SERVING = dict(prefill=prefill, decode=decode, engine=engine, graphs=graphs, speech=speech, diffusion=diffusion)
 PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
-PROGRAMS = {**SERVING, "gpt": gpt, "lora": lora, "moe": moe, "compiled": compiled, **PARALLEL}
+PROGRAMS = {**SERVING, "pretrain": pretrain, "lora": lora, "moe": moe, "compiled": compiled, **PARALLEL}
 
 
 def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
@@ -462,7 +462,7 @@ def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
 def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
-    is_fp32 = NOW.is_toy or NOW.base in ("gpt", "compiled", "ddp", "fsdp")
+    is_fp32 = NOW.is_toy or NOW.base in ("pretrain", "compiled", "ddp", "fsdp")
     NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
     torch.manual_seed(0)
     if NOW.base in PARALLEL and not dist.is_initialized():
@@ -529,6 +529,7 @@ def collect(name: str, folder: Path) -> None:
     file.write_text(json.dumps(near))
     with nullcontext() if NOW.device == "cpu" else torch.cuda.profiler.profile():
         run(name, steps, range(first, first + CAPTURED))
+    time.sleep(2)  # nsys still works on what it captured
     near.append(stretch(name, steps, first + CAPTURED))
     file.write_text(json.dumps(near))
     (folder / f"done{rank}").touch()
