@@ -105,12 +105,11 @@ def planted(folders: list[Path]) -> list[str]:
             continue
         rules, place = PLANTED.get(name) or PLANTED[fault]
         ranked = [
-            (finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0), -rank, finding)
+            (finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0), rank, finding)
             for rank, finding in enumerate(advice.findings, 1)
             if finding.rule in rules.split() and re.search(place, f"{finding.layer} {finding.phase}")
         ]
-        saves, rank, finding = max(ranked, key=lambda one: one[:2], default=(0.0, 0, None))
-        rank = -rank
+        saves, rank, finding = max(ranked, key=lambda of: (of[0], -of[1]), default=(0.0, 0, None))
         # a program that a profiler makes faster was captured on another host than it was measured on
         captured_ms, faulty_ms = advice.wall_ns * scale, program.get("median_faulty_ms") or 0.0
         other_ms = max(abs(ms - faulty_ms) for ms in program.get("near_ms") or [faulty_ms])

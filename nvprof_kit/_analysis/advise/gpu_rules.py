@@ -304,7 +304,8 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
         return
     for explained in (program.chains, program.scores, program.mask_kernels):
         copies = copies[~np.isin(copies.index, explained.index)]
-    for _, same in copies.groupby("layer_kind", observed=True):
+    place = copies["layer_kind"].astype(str).where(copies["block"] == "", copies["block_kind"].astype(str))
+    for _, same in copies.groupby(place):
         if program.at_most_ns(same) < COPIES_SHARE * program.wall_ns:
             continue
         if (saves := program.without_ns(same)) < COPIES_SHARE * program.wall_ns:

@@ -525,13 +525,12 @@ def collect(name: str, folder: Path) -> None:
     (folder / "ready").touch()
     until(folder / "go", limit_s=2 * LIMIT_S) or sys.exit("not asked for")
     steps, first, rank = begin(name), UNTIMED + STEPS, os.environ.get("RANK", "0")
-    near, file = [stretch(name, steps, 0)], folder / f"near{rank}.json"
-    file.write_text(json.dumps(near))
+    near = [stretch(name, steps, 0)]
     with nullcontext() if NOW.device == "cpu" else torch.cuda.profiler.profile():
         run(name, steps, range(first, first + CAPTURED))
     time.sleep(2)  # nsys still works on what it captured
     near.append(stretch(name, steps, first + CAPTURED))
-    file.write_text(json.dumps(near))
+    (folder / f"near{rank}.json").write_text(json.dumps(near))
     (folder / f"done{rank}").touch()
 
 

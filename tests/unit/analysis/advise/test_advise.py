@@ -604,7 +604,7 @@ def test_a_host_that_was_disturbed_in_some_steps_saves_what_all_steps_would(file
     assert "the host was disturbed in the others" in late.evidence and late.confidence == "low"
 
 
-PLACE = re.compile(r"most in (?:.* in )?(\(none\)|\S+) (forward|backward|recompute|optimizer|other)\b")
+PLACE = re.compile(r"most in (?:[^;]* in )?(\(none\)|\S+) (forward|backward|recompute|optimizer|other)\b")
 """The layer and phase that a finding's evidence says most is in."""
 
 CAPTURES = [*(f"{name}.sqlite.xz" for name in REAL), "kineto/ddp.rank0.json.xz", "kineto/fsdp.rank0.json.xz"]
