@@ -13,7 +13,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.advise.replay import Replay
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, joined, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, as_slice, exact_sums, joined, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls
@@ -157,8 +157,8 @@ class Program(Operations):
         (`kinds` of its layer), `block` (its layer up to the number), `block_kind` (that before it), `lane` (the
         device), and `call_of_layer` (a range).
         """
-        inside = self.choice.of_ops(self.attribution)
-        ops: pd.DataFrame = attributed(self, self.trace.ops[OP_COLUMNS])[inside]
+        inside = as_slice(np.flatnonzero(self.choice.of_ops(self.attribution)))
+        ops: pd.DataFrame = attributed(self, self.trace.ops[OP_COLUMNS]).iloc[inside]
         layers = ops["layer"].cat
         names = layers.categories.to_series()
         kind_of, block_of = kinds(names), names.astype(str).str.extract(BLOCK, expand=False).fillna("")
@@ -191,13 +191,12 @@ class Program(Operations):
         host, replays = self.host, []
         for lane, of_lane in enumerate(self.steps_of_lanes):
             rows = self.by_start[self.ops["lane"].to_numpy()[self.by_start] == lane]
-            ops = self.ops[["start_ns", "end_ns", "name", "kernel_class"]].iloc[rows]
-            if (host.of_op[ops.index.to_numpy()] < 0).all():
+            if (host.of_op[self.ops.index[rows].to_numpy()] < 0).all():
                 continue
             skipped = of_lane[of_lane["step"].notna() & ~of_lane.index.isin(self.steps.index)].sort_values("start_ns")
             start_ns = skipped["start_ns"].to_numpy()
             intervals = start_ns, start_ns + skipped["wall_ns"].to_numpy()
-            replay = Replay(host, ops, intervals)
+            replay = Replay(host, self.ops, rows, intervals)
             if len(replay.calls):
                 replays.append((replay, of_lane.index))
         del host, self.host  # of large captures, much memory

@@ -56,7 +56,8 @@ class Replay:
 
     Args:
         host: The calls of the capture.
-        ops: Those operations, rows of `Program.ops`, by their start.
+        ops: `Program.ops`.
+        rows: The positions of those operations in it, by their start.
         skipped: Start and end in ns of the steps between them that are not looked at.
 
     Attributes:
@@ -69,40 +70,51 @@ class Replay:
         allocating: When it is in them.
     """
 
-    def __init__(self, host: HostCalls, ops: pd.DataFrame, skipped: Intervals) -> None:
-        self.rows = ops.index.to_numpy()
+    def __init__(self, host: HostCalls, ops: pd.DataFrame, rows: Int64Array, skipped: Intervals) -> None:
+        self.rows = ops.index[rows].to_numpy()
         call = host.of_op[self.rows]
-        start, end = (ops[name].to_numpy() for name in ("start_ns", "end_ns"))
-        launches = call[call >= 0]
-        self._origin, pid = int(host.start[launches].min(initial=start.min())), int(host.pid[launches[0]])
+        start, end = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+        is_launched = call >= 0
+        pid, self._origin = (
+            host.pid[call[is_launched.argmax()]],
+            int(host.start[call[is_launched]].min(initial=start.min())),
+        )
         self.allocations = host.of_process(pid, np.flatnonzero(host.named(ALLOCATIONS)[:-1]))
         self.allocating = union(host.start[self.allocations], host.end[self.allocations])
         waits = host.waits | (is_free := host.named(_FREES))  # it waits until the GPU is done, and then works itself
-        rows = np.flatnonzero((host.end[:-1] > self._origin) & (host.start[:-1] < end.max()))
-        self.calls, calls_between = _launches_and_waits(host, waits, call, host.of_process(pid, rows), self._origin)
+        is_there = (host.end[:-1] > self._origin) & (host.start[:-1] < end.max())
+        self.calls, calls_between = _launches_and_waits(
+            host, waits, call, host.of_process(pid, np.flatnonzero(is_there)), self._origin
+        )
         call_start, call_end = host.start[self.calls], host.launched[self.calls]
         is_wait = np.diff(self.calls, prepend=-1) == 0
         call_start[is_wait], call_end[is_wait] = call_end[is_wait], host.end[self.calls[is_wait]]
         # all times are since the origin
         self._moments_ns = np.append(0.0, np.column_stack([call_start, call_end]) - self._origin)
-        call_start, call_end = self._moments_ns[1::2].copy(), self._moments_ns[2::2].copy()
+        call_start, call_end = self._moments_ns[1::2], self._moments_ns[2::2]
         start, end = ((times - self._origin).astype(float) for times in (start, end))
         self._waits = np.flatnonzero(is_wait | (waits & (host.launched == host.end))[self.calls])
         self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
         is_graph = host.named("GraphLaunch", self.calls)
         if is_graph.any():
-            most_ns = LAUNCH_NS + NODE_NS * np.bincount(launches, minlength=len(host.start))[self.calls[is_graph]]
+            most_ns = (
+                LAUNCH_NS + NODE_NS * np.bincount(call[call >= 0], minlength=len(host.start))[self.calls[is_graph]]
+            )
             self._host_ns[1, is_graph] = np.minimum(self._host_ns[1, is_graph], most_ns)
-        self._position = np.full(len(host.of_op), NONE, dtype=np.int64)  # of rows of `Trace.ops` in this process
+        self._position = np.full(len(host.of_op), NONE, dtype=np.int32)  # of rows of `Trace.ops` in this process
         self._position[self.rows] = np.arange(len(self.rows))
-        self._name, self._class, self._follows_itself = ops["name"], ops["kernel_class"], is_wait
+        self._name, self._class, self._follows_itself = (
+            ops["name"].array[rows],
+            ops["kernel_class"].array[rows],
+            is_wait,
+        )
         # the position in `calls` of what launched each operation; without a call it was launched long ago
         positions = np.full(len(host.start), NONE, dtype=np.int32)
         positions[self.calls[~is_wait]] = np.flatnonzero(~is_wait)
-        self._launch = positions[call].astype(np.int64)
+        self._launch = positions[call]
         nested = np.flatnonzero((self._launch < 0) & (call >= 0))  # launched by a call inside another one
         self._launch[nested] = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
-        del positions, call, launches, calls_between  # of large captures, much memory
+        del positions, call, calls_between  # of large captures, much memory
         moves = self._launch[(self._name == "memcpy DtoH") | (self._name == "memcpy HtoD")]
         self._is_copy = host.named("Memcpy.*Async", self.calls) & (
             np.bincount(moves + 1, minlength=len(self.calls) + 1)[1:] > 0
@@ -144,8 +156,12 @@ class Replay:
         self.slowdown = max(launch_ns / TRACED_LAUNCH_NS, 1)
         np.divide(times, self.slowdown, out=times, where=times < ASLEEP_NS)
         added_ns = max(min(launch_ns, TRACED_LAUNCH_NS) - LAUNCH_NS, 0)
-        before_ns[:] = np.maximum(before_ns - TRACED_PART * added_ns * calls_between, 0)
-        inside_ns[:] = np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3))
+        before_ns -= TRACED_PART * added_ns * calls_between
+        np.maximum(before_ns, 0, out=before_ns)
+        least_ns = np.minimum(inside_ns, LAUNCH_NS / 3)
+        inside_ns -= added_ns
+        np.maximum(inside_ns, least_ns, out=inside_ns)
+        del least_ns  # to limit memory
         self._usual_ns = USUAL_TIMES * (median(before_ns[is_call]) if is_call.any() else 0.0)
         start = host.start[self.calls]
         first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")
@@ -202,7 +218,7 @@ class Replay:
         """
         is_gone = np.zeros(len(self.calls), dtype=bool)
         is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
-        left = (NO_ROWS, np.empty((2, 0))) if left is None else (self._position[left[0]], left[1])
+        left = (NO_ROWS, np.empty((2, 0))) if left is None else (self._position[left[0]].astype(np.int64), left[1])
         left = left[0][left[0] >= 0], left[1][:, left[0] >= 0]
         if with_checks and is_gone.any():
             checks = np.flatnonzero(self.checks(np.flatnonzero(is_gone[self._waits])))
@@ -215,7 +231,7 @@ class Replay:
         """Which operations only compute numbers for some of the waits: they end with a copy to the host, and are alike
         before nearly all of these, no further back than the wait before.
         """
-        classes = self._class.cat
+        classes = self._class
         of_class = np.arange(len(classes.categories)) + 2  # 0 is for those that check nothing, 1 for copies to the host
         kind = np.append(of_class * classes.categories.isin(CHECKS), 0)[classes.codes]
         kind[self._name == "memcpy DtoH"] = 1
@@ -324,4 +340,4 @@ def _launches_and_waits(
     positions = np.flatnonzero(is_outer & is_chosen[chosen])
     calls, number = calls[positions], np.cumsum(is_outer, dtype=np.int32)[positions]  # of the outer ones
     times = 1 + (host.launched < host.end)[calls]
-    return calls.repeat(times), np.maximum(np.diff(number.repeat(times), prepend=0) - 1, 0)
+    return calls.repeat(times), np.maximum(np.diff(number.repeat(times), prepend=np.int32(0)) - 1, 0)

@@ -211,7 +211,7 @@ def attributed(operations: Operations, ops: pd.DataFrame) -> pd.DataFrame:
 
 def join_warnings(trace: Trace, ranges: Ranges) -> tuple[Issue, ...]:
     """What does not fit together in a capture: operations without a launch or a node, and ranges that do not nest."""
-    durations = trace.durations
+    durations = trace.ops["end_ns"].to_numpy() - trace.ops["start_ns"].to_numpy()
     is_unlaunched = trace.launching_calls == NONE
     unlaunched_ns, total_ns = int(durations[is_unlaunched].sum()), int(durations.sum())
     unlaunched, count = int(np.count_nonzero(is_unlaunched)), len(durations)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import Int64Array, exact_sums, joined
+from nvprof_kit._analysis.attribution.intervals import Int64Array, as_slice, exact_sums, joined
 from nvprof_kit._analysis.attribution.steps import (
     ALL_STEPS,
     StepChoice,
@@ -286,8 +286,8 @@ def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.Da
     keys = ["cause", *PLACE]
     place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])
     assert place_code is not None, "a program has few names"
-    rows, (codes, place) = np.flatnonzero(is_counted), distinct(place_code[is_counted])
-    parts = parts.iloc[rows]
+    rows = as_slice(np.flatnonzero(is_counted))
+    parts, (codes, place) = parts.iloc[rows], distinct(place_code[rows])
     first = longest_of(place, parts["longest_ns"].to_numpy(), len(codes))
     sums = {name: exact_sums(place, parts[name].to_numpy(), len(codes)) for name in ("gaps", "idle_ns")}
     ranks = {name: parts[name].to_numpy()[first] for name in ("longest_ns", "rank")}

@@ -193,21 +193,23 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
         AssertionError: The parts of a gap do not add up to it: a bug in this package.
     """
     op, call, is_graph = _following(trace, windows, gaps, host)
-    launch_range = np.where(call == NONE, NONE, attribution.launch_range[op])
+    launch_range = np.where(call == NONE, np.int32(NONE), attribution.launch_range[op])
+    del op  # to limit memory, as below
     until = np.where(call == NONE, gaps.start, np.clip(host.end[call], gaps.start, gaps.end))
     launching, waiting = until > gaps.start, (call != NONE) & (gaps.end - until >= LONG_NS)
     starts = np.concatenate((gaps.start[launching], gaps.start[waiting]))
     ends = np.concatenate((until[launching], gaps.end[waiting]))
     on_host = HostActivity(trace, host, attribution.ranges, (starts, ends))
+    del starts, ends
     functions = on_host.functions
     names = host.names if functions is None else [*host.names[:-1], *functions.names, ""]  # the last is of `NONE`
     layers, phases = range_owners(attribution.ranges)
     (layer, phase), owner = distinct_rows(layers.codes.astype(np.int64), phases.codes.astype(np.int64))
     pid = np.array([device.pid for device in windows.devices], dtype=np.int64)[windows.device]
     columns = {**gaps._asdict(), "call": call, "is_graph": is_graph, "until": until, "launch_range": launch_range}
-    begun = np.sort(gaps.start) if len(call) else np.zeros(1, dtype=np.int64)  # without gaps one stretch of none
-    edges = begun[:: _GAPS * max(len(windows.devices), 1)]
-    stretch_of_gap = np.searchsorted(edges, gaps.start, side="right") - 1
+    begun = gaps.start if len(call) else np.zeros(1, dtype=np.int64)  # without gaps one stretch of none
+    edges = np.sort(begun)[:: _GAPS * max(len(windows.devices), 1)].copy()
+    stretch_of_gap = (np.searchsorted(edges, gaps.start, side="right") - 1).astype(np.int32)
     latest = edges.copy()
     np.maximum.at(latest, stretch_of_gap, gaps.end)
     # blocks of gaps that follow each other on a device and begin in the same stretch of time
@@ -225,12 +227,18 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
         splits[block] = _split(of_block, stretch, owner)
         splits[block][1]["rank"] += low << 32
         splits[block][2]["gap"] += low
-    del on_host, stretch, functions, columns, op, call, is_graph, until, launch_range, begun  # to limit memory
+    del on_host, stretch, functions, columns, call, is_graph, until, launch_range, stretch_of_gap
     tables = [
-        pd.DataFrame({name: np.concatenate([table[name] for table in of_blocks]) for name in of_blocks[0]}, copy=False)
-        for of_blocks in zip(*splits, strict=True)
+        pd.DataFrame(
+            known | {name: np.concatenate([table.pop(name) for table in of_blocks]) for name in [*of_blocks[0]]},
+            copy=False,
+        )
+        for known, *of_blocks in zip(
+            ({"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, {}, {}),
+            *splits,
+            strict=True,
+        )
     ]
-    del splits
     causes = pd.Index([*CODE], dtype=object)
     for frame in tables:
         code = frame.pop("owner").to_numpy()
@@ -248,7 +256,7 @@ Table = dict[str, npt.NDArray[Any]]
 
 
 def _split(gaps: Table, on_host: Stretch, owner: Codes) -> tuple[Table, Table, Table]:
-    """The rows of `Idle.gaps`, `Idle.parts` and `Idle.waits` of some gaps, names as codes.
+    """The rows of `Idle.gaps` (as `parts_of`), `Idle.parts` and `Idle.waits` of some gaps, names as codes.
 
     Args:
         gaps: The gaps.
@@ -304,7 +312,7 @@ def _split(gaps: Table, on_host: Stretch, owner: Codes) -> tuple[Table, Table, T
 
 
 def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Array, keys: Table) -> tuple[Table, Table]:
-    """The rows of `Idle.gaps` and `Idle.parts`.
+    """The rows of `Idle.gaps`, without what tells the gap, and of `Idle.parts`.
 
     Args:
         gaps: The gaps.
@@ -326,8 +334,7 @@ def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Arr
     rows, part_ns = order[first], np.diff(until[np.append(first, len(order))])
     gap = gap[rows]
     longest = longest_of(gap, part_ns, len(start))
-    columns = {"window": gaps["window"], "start_ns": start, "idle_ns": end - start}
-    of_gaps = columns | {name: values[rows[longest]] for name, values in keys.items()}
+    of_gaps = {name: values[rows[longest]] for name, values in keys.items()}
     window = gaps["window"][gap]
     place_code = joined([window, place_code[rows]])
     assert place_code is not None, "of fewer windows than gaps"

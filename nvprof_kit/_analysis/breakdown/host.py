@@ -109,11 +109,11 @@ class HostCalls:
         """When each call has done its own work: its end, but of launches that wait for their kernel, as all do with
         CUDA_LAUNCH_BLOCKING=1, the time of the launch, shape ``(c + 1,)``.
         """
-        launched, ops = self.end, np.flatnonzero(self.named(_LAUNCHES, self.of_op))
-        call, starts, ends = self.of_op[ops], *(self._ops[name].to_numpy()[ops] for name in ("start_ns", "end_ns"))
-        pid, is_waiting = self.pid[call], self.end[call] >= np.maximum(ends, starts + AWAITED_NS)
+        launched, call = self.end, self.of_op
+        pid, starts, ends = (self._ops[name].to_numpy() for name in ("pid", "start_ns", "end_ns"))
+        is_launch, is_waiting = self.named(_LAUNCHES, call), self.end[call] >= np.maximum(ends, starts + AWAITED_NS)
         for process in few(pid).tolist():
-            of_process = pid == process
+            of_process = is_launch & (pid == process)
             if of_process.sum() >= LAUNCHES_TO_JUDGE and is_waiting[of_process].mean() >= WAITING_SHARE:
                 rows = np.flatnonzero(of_process & is_waiting)
                 row, launched = call[rows], launched.copy()
@@ -362,7 +362,8 @@ class HostActivity:
         by_function: bool = True,
     ) -> None:
         self.host, self.ranges, (starts, ends) = host, ranges, gaps
-        is_near = ~host.overhead[:-1] & touches((starts, ends), host.start[:-1], host.end[:-1])
+        is_touched = touches((starts, ends), host.start[:-1], host.end[:-1])
+        is_near = ~host.overhead[:-1] & is_touched
         rows = np.flatnonzero(is_near).astype(np.int32)  # half the memory
         self._rows = rows[np.argsort(host.start[rows], kind="stable")]
         self._long = self._rows[(host.end - host.start)[self._rows] > _BRIEF_NS]
@@ -378,7 +379,7 @@ class HostActivity:
         overhead = np.flatnonzero(host.overhead)
         is_noted = host.named(_LOADING_OVERHEAD, overhead)
         noted, overhead = overhead[is_noted], overhead[~is_noted]
-        overhead = overhead[touches((starts, ends), host.start[overhead], host.end[overhead])]
+        overhead = overhead[is_touched[overhead]]
         self.profiler = Cover(host.pid[overhead], host.start[overhead], host.end[overhead])
         loads = is_near & (host.own_cause[:-1] == CODE["loading"])
         first = host.first_calls if host.operator.any() else np.zeros(0, dtype=np.int64)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import as_slice, exact_sums
+from nvprof_kit._analysis.attribution.intervals import as_slice, exact_sums, median
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.devices import Intervals, levels
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -70,15 +70,17 @@ def launch_table(
     owners = [owner[rows] for owner in attribution.owners]
     codes, group = distinct_rows(*(owner.codes.astype(np.int64) for owner in owners))
     names = [owner.categories[code] for owner, code in zip(owners, codes, strict=True)]
-    short, delay_ns = (end - start < call_ns).astype(np.int64), np.maximum(start - host.end[call], 0)
-    sums = {"gpu_ns": end - start, "call_ns": call_ns, "short_ops": short}
-    table = pd.DataFrame(
-        {
-            "ops": np.bincount(group, minlength=len(codes[0])),
-            **{name: exact_sums(group, values, len(codes[0])) for name, values in sums.items()},
-            "delay_ns": pd.Series(delay_ns).groupby(group).median().astype("int64"),
-        }
-    ).set_index(pd.MultiIndex.from_arrays(names, names=["layer", "phase"]))
+    columns = {
+        "ops": (count := np.bincount(group, minlength=len(codes[0]))),
+        "gpu_ns": exact_sums(group, end - start, len(count)),
+        "call_ns": exact_sums(group, call_ns, len(count)),
+        "short_ops": np.bincount(group[end - start < call_ns], minlength=len(count)),
+    }
+    del call_ns  # to limit memory
+    delay_ns = np.maximum(start - host.end[call], 0)[np.argsort(group, kind="stable")]
+    by_group = np.split(delay_ns, np.cumsum(count)[:-1])
+    columns["delay_ns"] = np.array([int(median(part)) for part in by_group if len(part)], dtype=np.int64)
+    table = pd.DataFrame(columns).set_index(pd.MultiIndex.from_arrays(names, names=["layer", "phase"]))
     launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
     idle = launch_gaps.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
     for each in (table, idle):
@@ -149,10 +151,9 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
 
 def _queued(trace: Trace, host: HostCalls) -> Intervals:
     """The operations that are queued, with start and end of that time in ns."""
-    op = np.flatnonzero(host.of_op >= 0)
-    start, end = host.end[host.of_op[op]], trace.ops["start_ns"].to_numpy()[op]
-    rows = np.flatnonzero(end > start)
-    return op[rows], start[rows], end[rows]
+    start, end = host.end[host.of_op], trace.ops["start_ns"].to_numpy()
+    op = np.flatnonzero((host.of_op >= 0) & (end > start))
+    return op, start[op], end[op]
 
 
 def _depths(windows: Intervals, queued: Intervals) -> pd.DataFrame:
