@@ -106,7 +106,18 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     ends_alone = (members["n"] == 2) | ~members["sort"].isin(SYMMETRIC)
     members["wait_ns"] = wait.where(~ends_alone, np.minimum(wait, until_end))
     if is_small:
-        shares = _one_by_one(tables, instances, members, floor_ns)
+        shares = _shares(tables, instances, members, floor_ns)
+        # regular work of a pipeline stage, and the reasons for a late host
+        shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
+        # waiting time of each collective's ranks during which their devices do nothing else
+        exposed = members[["wait_ns", "alone"]].min(axis=1).groupby(members["instance"]).sum()
+        of_instance = instances[["step", "c", "n", "wait_ns"]].assign(
+            exposed_share=exposed / instances["wait_ns"].clip(lower=1)
+        )
+        causes = shares.join(of_instance, on="instance").assign(rank=shares["late_rank"])
+        causes = host_reasons(causes.assign(cost=causes["wait_ns"] / (causes["n"] - 1) * causes["share"]), tables)
+        keys = [name for name in causes if name not in ("share", "cost")]
+        shares = causes.groupby(keys, sort=False)["share"].sum().reset_index()
         charges = _in_whole_ns(shares, ["instance"])
     else:
         charges = coarse_charges(tables)
@@ -118,22 +129,6 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
         shares = instances[["instance", *keys]].merge(top[[*keys, "cause", "layer", "phase"]], on=keys, how="left")
         shares = shares.fillna({"cause": "collective", "layer": NO_LAYER, "phase": NO_PHASE}).assign(share=1.0)
     return Waits(_waits(members, shares), _summed(charges, total), total)
-
-
-def _one_by_one(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:
-    """The causes of every collective, each with its share of the waiting."""
-    shares = _shares(tables, instances, members, floor_ns)
-    # regular work of a pipeline stage, and the reasons for a late host
-    shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
-    # waiting time of each collective's ranks during which their devices do nothing else
-    exposed = members[["wait_ns", "alone"]].min(axis=1).groupby(members["instance"]).sum()
-    of_instance = instances[["step", "c", "n", "wait_ns"]].assign(
-        exposed_share=exposed / instances["wait_ns"].clip(lower=1)
-    )
-    causes = shares.join(of_instance, on="instance").assign(rank=shares["late_rank"])
-    causes = host_reasons(causes.assign(cost=causes["wait_ns"] / (causes["n"] - 1) * causes["share"]), tables)
-    keys = [name for name in causes if name not in ("share", "cost")]
-    return causes.groupby(keys, sort=False)["share"].sum().reset_index()
 
 
 def _shares(tables: JobTables, instances: pd.DataFrame, members: pd.DataFrame, floor_ns: int) -> pd.DataFrame:

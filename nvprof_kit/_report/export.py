@@ -127,7 +127,19 @@ def _processes(drawn: Timeline, info: CaptureInfo) -> Iterator[tuple[str, Tracks
             tracks.append((f"steps, process {process!s}" if process else "steps", [slices]))
         for number, lane in enumerate(drawn.lanes):
             if lane.device == device:
-                tracks += _tracks_of_lane(drawn, number)
+                ops, spans = (frame[frame["lane"] == number] for frame in (drawn.ops, drawn.spans))
+                spans = spans.sort_values(["start_ns", "level"])
+                phases, runs = _runs(ops, ["instance", "phase"]), _runs(ops, ["instance"])
+                runs = runs[runs["step"] >= 0]
+                titles, label = "operations of step " + runs["step"].astype(str), lane_label(lane, drawn)
+                of_runs = _Slices("operations of a step", runs, titles, {"step": runs["step"]})
+                of_phases = _Slices("phase", phases, phases["phase"], {"step": phases["step"]})
+                of_layers = _Slices("layer", spans, spans["layer"], {"phase": spans["phase"], "level": spans["level"]})
+                arguments = {name: ops[name] for name in ("layer", "phase", "step")}
+                arguments["ns"] = ops["end_ns"] - ops["start_ns"]
+                tracks.append((f"{label} · phases", [of_runs, of_phases]))
+                tracks.append((f"{label} · layers", [of_layers]))
+                tracks.append((f"{label} · operations", [_Slices("operation", ops, ops["name"], arguments)]))
         yield f"GPU {device} {info.gpu_name(device)}".strip() if info.on_gpu else "CPU operators", tracks
     threads = 0
     for number, (_, ranges) in enumerate(drawn.ranges.groupby("pid", sort=True)):
@@ -137,24 +149,6 @@ def _processes(drawn: Timeline, info: CaptureInfo) -> Iterator[tuple[str, Tracks
             tracks.append((f"thread {threads}", [slices]))
             threads += 1
         yield f"Process {number}: ranges on the CPU", tracks
-
-
-def _tracks_of_lane(drawn: Timeline, number: int) -> Tracks:
-    ops, spans = (frame[frame["lane"] == number] for frame in (drawn.ops, drawn.spans))
-    spans = spans.sort_values(["start_ns", "level"])
-    phases, runs = _runs(ops, ["instance", "phase"]), _runs(ops, ["instance"])
-    runs = runs[runs["step"] >= 0]
-    titles, label = "operations of step " + runs["step"].astype(str), lane_label(drawn.lanes[number], drawn)
-    of_runs = _Slices("operations of a step", runs, titles, {"step": runs["step"]})
-    of_phases = _Slices("phase", phases, phases["phase"], {"step": phases["step"]})
-    of_layers = _Slices("layer", spans, spans["layer"], {"phase": spans["phase"], "level": spans["level"]})
-    arguments = {name: ops[name] for name in ("layer", "phase", "step")}
-    arguments["ns"] = ops["end_ns"] - ops["start_ns"]
-    return [
-        (f"{label} · phases", [of_runs, of_phases]),
-        (f"{label} · layers", [of_layers]),
-        (f"{label} · operations", [_Slices("operation", ops, ops["name"], arguments)]),
-    ]
 
 
 def _runs(ops: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

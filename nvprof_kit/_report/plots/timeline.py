@@ -13,7 +13,6 @@ from nvprof_kit._report.text.texts import counted, percent
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nvprof_kit._analysis.timeline import Timeline
@@ -44,12 +43,29 @@ def timeline_figure(drawn: Timeline, gpus: Sequence[str] = (), depth: int | None
     title = f"{step} in time{f' on {counted(gpus)}' if gpus else ''}"
     figure, axes = canvas((10, 1.75 + 0.36 * len(bands)), title, "time, ms", grid="x")
     axes.spines["left"].set_visible(False)
-    start, end = drawn.window()
+    window_start, window_end = drawn.window()
+    window_ms = (window_end - window_start) / 1e6
     for row, (_, boxes) in enumerate(bands):
-        _draw(axes, row, boxes, start, (end - start) / 1e6)
+        start = (boxes["start_ns"].to_numpy() - window_start) / 1e6
+        length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
+        # a white edge separates neighbors; narrow boxes get an edge in their own color to stay visible
+        parted = boxes["label"].astype(bool).to_numpy() & (length > window_ms / 300)
+        axes.broken_barh(
+            list(zip(start, length, strict=True)),
+            (row - 0.41, 0.82),
+            facecolors=boxes["colour"].tolist(),
+            edgecolors=np.where(parted, "white", boxes["colour"]).tolist(),
+            linewidth=np.where(parted, 0.5, 0.15).tolist(),
+        )
+        for at, wide, label, colour in zip(start, length, boxes["label"], boxes["colour"], strict=True):
+            letters = wide / (_LETTER * window_ms)
+            text = next((candidate for candidate in (label, label.rpartition(".")[2]) if len(candidate) <= letters), "")
+            if text:
+                dark = "black" if colour == PHASE_COLOURS["backward"] else "white"
+                axes.text(at + wide / 2, row, text, ha="center", va="center", fontsize=9, color=dark, clip_on=True)
     axes.set_yticks(range(len(bands)), [name for name, _ in bands], fontsize=11)
     axes.set_ylim(len(bands) - 0.4, -0.6)
-    axes.set_xlim(0, (end - start) / 1e6)
+    axes.set_xlim(0, window_ms)
     axes.tick_params(axis="y", length=0)
     present = {colour for _, boxes in bands for colour in boxes["colour"].unique()}
     named = {**PHASE_COLOURS, "idle": IDLE}
@@ -91,23 +107,3 @@ def timeline_bands(drawn: Timeline, depth: int | None = None) -> list[tuple[str,
                 rows = drawn.ops[drawn.ops["lane"] == number]
                 add(lane_label(lane, drawn), rows, colours(rows))
     return bands
-
-
-def _draw(axes: Axes, row: int, boxes: pd.DataFrame, window_start: int, window_ms: float) -> None:
-    start = (boxes["start_ns"].to_numpy() - window_start) / 1e6
-    length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
-    # a white edge separates neighbors; narrow boxes get an edge in their own color to stay visible
-    parted = boxes["label"].astype(bool).to_numpy() & (length > window_ms / 300)
-    axes.broken_barh(
-        list(zip(start, length, strict=True)),
-        (row - 0.41, 0.82),
-        facecolors=boxes["colour"].tolist(),
-        edgecolors=np.where(parted, "white", boxes["colour"]).tolist(),
-        linewidth=np.where(parted, 0.5, 0.15).tolist(),
-    )
-    for at, wide, label, colour in zip(start, length, boxes["label"], boxes["colour"], strict=True):
-        letters = wide / (_LETTER * window_ms)
-        text = next((candidate for candidate in (label, label.rpartition(".")[2]) if len(candidate) <= letters), "")
-        if text:
-            dark = "black" if colour == PHASE_COLOURS["backward"] else "white"
-            axes.text(at + wide / 2, row, text, ha="center", va="center", fontsize=9, color=dark, clip_on=True)

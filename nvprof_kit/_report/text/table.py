@@ -142,7 +142,14 @@ class Grid:
             width: Width of a line in cells.
             grow: Exceed `width` rather than shorten a text or leave out a column.
         """
-        rows = self._printed_rows()
+        rows = self.rows
+        if self.select is not None and self.select.top is not None:
+            # of the rows with a cost the costliest, or of all the first
+            ranked = [row for row in rows if row.cost is not None] or [row for row in rows if row.cells]
+            if not self.select.sort:
+                ranked.sort(key=lambda row: -(row.cost or 0.0))
+            omitted = set(map(id, ranked[self.select.top :]))
+            rows = [row for row in rows if id(row) not in omitted]
         widths = self._widths(rows, width, grow)
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         cells = []
@@ -175,16 +182,6 @@ class Grid:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render at the width given by Rich."""
         yield from self.parts(options.max_width)
-
-    def _printed_rows(self) -> Sequence[Row]:
-        """The rows that are shown: of those with a cost the costliest, or of all the first."""
-        if self.select is None or self.select.top is None:
-            return self.rows
-        ranked = [row for row in self.rows if row.cost is not None] or [row for row in self.rows if row.cells]
-        if not self.select.sort:
-            ranked.sort(key=lambda row: -(row.cost or 0.0))
-        omitted = set(map(id, ranked[self.select.top :]))
-        return [row for row in self.rows if id(row) not in omitted]
 
     def _widths(self, rows: Sequence[Row], width: int, grow: bool) -> dict[str, int]:
         """The widths of the columns that are shown: as they are, or as narrow as it has to be."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from nvprof_kit._trace.kineto.events import (
 )
 from nvprof_kit._trace.kineto.stream import Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"} | {
     OPERATORS: "operator",
@@ -104,7 +101,25 @@ def read_collectives(events: Events) -> dict[str, Any]:
     """Columns of the schema's ``collectives``: one row per kernel with message arguments, and the sends and receives of
     coalesced operations, whose kernels lack them: their operators, and the ends of the groups that launch them.
     """
-    collectives, messages = _with_messages(events)
+    import pandas as pd
+
+    kernels = events.of("kernel").iloc[list(events.messages["kernel"])]
+    messages = list(events.messages["kernel"].values())
+    collectives = kernels.assign(tid=0)
+    coalesced = events.of(ANNOTATIONS)
+    coalesced = coalesced[events.by_name(coalesced, lambda name: name == _COALESCED, bool)]
+    if len(coalesced) and events.messages[OPERATORS]:
+        operators = events.of(OPERATORS).iloc[list(events.messages[OPERATORS])]
+        launches = events.of(*CALL_CATEGORIES)
+        launches = launches[launches["correlation"].isin(kernels["correlation"])].sort_values("start_ns")
+        has_kernel = np.zeros(len(operators), dtype=np.bool_)  # these have rows already
+        for thread, starts in launches.groupby("tid")["start_ns"]:
+            first, end = (np.searchsorted(starts, operators[edge]) for edge in ("start_ns", "end_ns"))
+            has_kernel |= (operators["tid"] == thread).to_numpy() & (end > first)
+        operators = operators[~has_kernel]
+        messages += [events.messages[OPERATORS][row] for row in operators.index]
+        messages += [_GROUP_END] * len(coalesced)
+        collectives = pd.concat([collectives, pd.concat([operators, coalesced]).assign(correlation=-1)])
 
     def texts(name: str) -> list[str]:
         return ["" if (value := getattr(message, name)) is None else str(value) for message in messages]
@@ -133,26 +148,3 @@ def read_collectives(events: Events) -> dict[str, Any]:
         "sequence": numbers("collective_sequence"),
         "peers": [ranks if peer < 0 else str(peer) for ranks, peer in zip(members, peers, strict=True)],
     }
-
-
-def _with_messages(events: Events) -> tuple[pd.DataFrame, list[Args]]:
-    """The events of collectives, and the message of each."""
-    import pandas as pd
-
-    kernels = events.of("kernel").iloc[list(events.messages["kernel"])]
-    messages = list(events.messages["kernel"].values())
-    coalesced = events.of(ANNOTATIONS)
-    coalesced = coalesced[events.by_name(coalesced, lambda name: name == _COALESCED, bool)]
-    if not len(coalesced) or not events.messages[OPERATORS]:
-        return kernels.assign(tid=0), messages
-    operators = events.of(OPERATORS).iloc[list(events.messages[OPERATORS])]
-    launches = events.of(*CALL_CATEGORIES)
-    launches = launches[launches["correlation"].isin(kernels["correlation"])].sort_values("start_ns")
-    has_kernel = np.zeros(len(operators), dtype=np.bool_)  # these have rows already
-    for thread, starts in launches.groupby("tid")["start_ns"]:
-        first, end = (np.searchsorted(starts, operators[edge]) for edge in ("start_ns", "end_ns"))
-        has_kernel |= (operators["tid"] == thread).to_numpy() & (end > first)
-    operators = operators[~has_kernel]
-    messages += [events.messages[OPERATORS][row] for row in operators.index]
-    messages += [_GROUP_END] * len(coalesced)
-    return pd.concat([kernels.assign(tid=0), pd.concat([operators, coalesced]).assign(correlation=-1)]), messages

@@ -229,20 +229,9 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
         finally:
             for started in processes:
                 started.kill()
-    _check_version(commands[0][0], report, named)
-    lines = output.decode("utf-8", "replace").splitlines()
-    message = next((line for line in reversed(lines) if "error" in line.lower()), "").strip()
-    reason = "it was killed, as where memory ends" if process.returncode == -signal.SIGKILL else "it gave no reason"
-    raise CaptureError(
-        f"{named}: nsys could not export the report ({message[-200:] or reason}); record or copy it again"
-    )
-
-
-def _check_version(nsys: str, report: Path, named: Path) -> None:
-    """Check that an nsys is as new as the one that wrote a report."""
     with report.open("rb") as file:  # 2022.4 and older write no version into the first line
         written_by = _version(rb"[^\n]*?Report (\d+)@(\d+)@(\d+)", file.read(128))
-    printed = subprocess.run([nsys, "--version"], capture_output=True, check=False).stdout
+    printed = subprocess.run([commands[0][0], "--version"], capture_output=True, check=False).stdout
     installed = _version(rb".*?(\d+)\.(\d+)\.(\d+)", printed)
     if written_by > installed:
         newer, older = (".".join(map(str, version)) or "of unknown version" for version in (written_by, installed))
@@ -250,6 +239,12 @@ def _check_version(nsys: str, report: Path, named: Path) -> None:
             f"{named}: the report was written by nsys {newer}, newer than the {older} on PATH; export it with the nsys "
             "that recorded it, or put a newer nsys on PATH"
         )
+    lines = output.decode("utf-8", "replace").splitlines()
+    message = next((line for line in reversed(lines) if "error" in line.lower()), "").strip()
+    reason = "it was killed, as where memory ends" if process.returncode == -signal.SIGKILL else "it gave no reason"
+    raise CaptureError(
+        f"{named}: nsys could not export the report ({message[-200:] or reason}); record or copy it again"
+    )
 
 
 def _version(pattern: bytes, text: bytes) -> tuple[int, ...]:

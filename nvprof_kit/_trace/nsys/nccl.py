@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import bisect
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,14 +66,18 @@ def read_collectives(db: Database, nvtx: Nvtx) -> Columns:
 def _calls(db: Database, nvtx: Nvtx) -> list[dict[str, Any]]:
     """The calls of NCCL, by time."""
     pairs = nvtx.pairs("NCCL")
-    layouts: Mapping[int, Mapping[tuple[str, str], int]] = {}
+    # the offset of what each field holds and its format in a payload, by schema
+    layouts: dict[int, dict[tuple[str, str], int]] = {}
     if not pairs:
         return []
     columns = ["start", "end", "globalTid", "domainId", "textId", "text"]
     domain_ids = Where("domainId", {id_ for _, id_ in pairs})
     if db.has("NVTX_EVENTS", "binaryData") and db.has("NVTX_PAYLOAD_SCHEMA_ENTRIES", "domainId", "schemaId", "offset"):
         columns.append("binaryData")
-        layouts = _layouts(db, domain_ids)
+        entries = db.rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", ("schemaId", "name", "offset"), [domain_ids])
+        for schema, field_name, offset in entries:
+            if field_name in _FIELDS:
+                layouts.setdefault(schema, {})[_FIELDS[field_name]] = _HEADER + (offset or 0)
     calls = []
     for start, end, tid, domain, text_id, text, *blob in db.rows(
         "NVTX_EVENTS", columns, [Where("eventType", (59,)), domain_ids]
@@ -102,16 +105,6 @@ def _calls(db: Database, nvtx: Nvtx) -> list[dict[str, Any]]:
         if _kind(call["call"]) in _PER_RANK:
             call["bytes"] = size * call["ranks"] if call["ranks"] > 0 and size >= 0 else -1
     return calls
-
-
-def _layouts(db: Database, domain_ids: Where) -> Mapping[int, Mapping[tuple[str, str], int]]:
-    """The offset of what each field holds and its format in a payload, by schema."""
-    layouts: dict[int, dict[tuple[str, str], int]] = {}
-    entries = db.rows("NVTX_PAYLOAD_SCHEMA_ENTRIES", ("schemaId", "name", "offset"), [domain_ids])
-    for schema, name, offset in entries:
-        if name in _FIELDS:
-            layouts.setdefault(schema, {})[_FIELDS[name]] = _HEADER + (offset or 0)
-    return layouts
 
 
 def _hexadecimal(number: int | None) -> str:

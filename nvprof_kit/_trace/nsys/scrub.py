@@ -106,7 +106,15 @@ def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]
             _load(db, source)
             with db:
                 removed = _take_out(db, pattern, source)
-            _save(db, target, source.stat().st_mode & 0o666)
+            with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
+                clean = Path(folder) / "clean"
+                db.execute("VACUUM INTO ?", (str(clean),))
+                if target.suffix == ".xz":
+                    with clean.open("rb") as file, lzma.open(Path(folder) / "packed", "wb") as archive:
+                        shutil.copyfileobj(file, archive, 1 << 20)
+                    clean = Path(folder) / "packed"
+                clean.chmod(source.stat().st_mode & 0o666)
+                clean.replace(target)
     except sqlite3.Error as error:
         raise CaptureError(f"{source}: not a whole SQLite export ({error}); export the .nsys-rep again") from None
     except UNREADABLE as error:
@@ -129,18 +137,6 @@ def _load(db: sqlite3.Connection, source: Path) -> None:
         uri = f"file:{quote(os.fsencode(plain.resolve()))}?mode=ro&immutable=1"
         with closing(sqlite3.connect(uri, uri=True)) as original:
             original.backup(db)
-
-
-def _save(db: sqlite3.Connection, target: Path, mode: int) -> None:
-    with tempfile.TemporaryDirectory(prefix=".nvprof-kit-", dir=target.parent) as folder:
-        clean = Path(folder) / "clean"
-        db.execute("VACUUM INTO ?", (str(clean),))
-        if target.suffix == ".xz":
-            with clean.open("rb") as file, lzma.open(Path(folder) / "packed", "wb") as archive:
-                shutil.copyfileobj(file, archive, 1 << 20)
-            clean = Path(folder) / "packed"
-        clean.chmod(mode)
-        clean.replace(target)
 
 
 _SET = f"UPDATE {{table}} SET value = {_GONE_TEXT} WHERE "

@@ -108,13 +108,32 @@ def _tables(content: Any, spans_key: str) -> dict[str, Any]:
             "torch.cuda.memory._dump_snapshot and nvprof_kit.memory_snapshot write them"
         )
     segments = _rows(content["segments"], "segments", dict)
+    pools = [_rows(segment.get("segment_pool_id", (0, 0)), "segments.segment_pool_id", int) for segment in segments]
+    if any(abs(number) >= 1 << 64 for pool in pools for number in pool):
+        raise _wrong("segments.segment_pool_id", "a pair of whole numbers")
+    kinds = ["expandable" if segment.get("is_expandable") else segment.get("segment_type") for segment in segments]
+    block_lists = _lists([segment.get("blocks") for segment in segments], "segments.blocks")
+    blocks = [block for block_list in block_lists for block in block_list]
+    requested = [{"requested_size": block.get("requested_size", block.get("size"))} for block in blocks]
+    # PyTorch up to 2.1 writes no addresses of blocks
+    addresses = {"address": "address"} if all("address" in block for block in blocks) else {}
     spans = [dict(zip(("time_us", "label"), pair, strict=True))
              for pair in _rows(content.get(spans_key) or [], spans_key, tuple, list)]  # fmt: skip
     annotations = _rows(content.get("external_annotations") or [], "external_annotations", dict)
     return {
         **_events_and_stacks(_lists(_rows(content["device_traces"], "device_traces", list), "device_traces")),
-        "segments": _segments(segments),
-        "blocks": _blocks(_lists([segment.get("blocks") for segment in segments], "segments.blocks")),
+        "segments": {
+            **{name: _integers(segments, key, "segments") for name, key in _SEGMENTS.items()},
+            "kind": _texts(kinds, "segments.segment_type"),
+            "pool": _texts([str(tuple(pool)) for pool in pools], "segments.segment_pool_id"),
+        },
+        "blocks": {
+            "segment": _numbers(block_lists),
+            **{name: _integers(blocks, key, "segments.blocks") for name, key in addresses.items()},
+            "size_bytes": _integers(blocks, "size", "segments.blocks"),
+            "requested_bytes": _integers(requested, "requested_size", "segments.blocks"),
+            "state": _texts((block.get("state") for block in blocks), "segments.blocks.state"),
+        },
         "spans": {
             "time_us": _integers(spans, "time_us", spans_key),
             "label": _texts((span["label"] for span in spans), spans_key),
@@ -149,32 +168,6 @@ def _events_and_stacks(histories: list[list[dict[str, Any]]]) -> dict[str, Any]:
             "stack": stack_of_event,
         },
         "stacks": stacks,
-    }
-
-
-def _segments(segments: list[dict[str, Any]]) -> dict[str, Any]:
-    pools = [_rows(segment.get("segment_pool_id", (0, 0)), "segments.segment_pool_id", int) for segment in segments]
-    if any(abs(number) >= 1 << 64 for pool in pools for number in pool):
-        raise _wrong("segments.segment_pool_id", "a pair of whole numbers")
-    kinds = ["expandable" if segment.get("is_expandable") else segment.get("segment_type") for segment in segments]
-    return {
-        **{name: _integers(segments, key, "segments") for name, key in _SEGMENTS.items()},
-        "kind": _texts(kinds, "segments.segment_type"),
-        "pool": _texts([str(tuple(pool)) for pool in pools], "segments.segment_pool_id"),
-    }
-
-
-def _blocks(block_lists: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    blocks = [block for block_list in block_lists for block in block_list]
-    requested = [{"requested_size": block.get("requested_size", block.get("size"))} for block in blocks]
-    # PyTorch up to 2.1 writes no addresses of blocks
-    addresses = {"address": "address"} if all("address" in block for block in blocks) else {}
-    return {
-        "segment": _numbers(block_lists),
-        **{name: _integers(blocks, key, "segments.blocks") for name, key in addresses.items()},
-        "size_bytes": _integers(blocks, "size", "segments.blocks"),
-        "requested_bytes": _integers(requested, "requested_size", "segments.blocks"),
-        "state": _texts((block.get("state") for block in blocks), "segments.blocks.state"),
     }
 
 
