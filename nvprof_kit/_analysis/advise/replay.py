@@ -74,20 +74,17 @@ class Replay:
         self.rows = ops.index[rows].to_numpy()
         call = host.of_op[self.rows]
         start, end = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-        is_launched = call >= 0
-        pid, self._origin = (
-            host.pid[call[is_launched.argmax()]],
-            int(host.start[call[is_launched]].min(initial=start.min())),
-        )
+        self._origin = int(host.start[call[call >= 0]].min(initial=start.min()))
+        pid = int(host.pid[call[(call >= 0).argmax()]])
         self.allocations = host.of_process(pid, np.flatnonzero(host.named(ALLOCATIONS)[:-1]))
         self.allocating = union(host.start[self.allocations], host.end[self.allocations])
         waits = host.waits | (is_free := host.named(_FREES))  # it waits until the GPU is done, and then works itself
-        is_there = (host.end[:-1] > self._origin) & (host.start[:-1] < end.max())
-        self.calls, calls_between = _launches_and_waits(
-            host, waits, call, host.of_process(pid, np.flatnonzero(is_there)), self._origin
+        self.calls = host.of_process(
+            pid, np.flatnonzero((host.end[:-1] > self._origin) & (host.start[:-1] < end.max()))
         )
+        self.calls, calls_between = _launches_and_waits(host, waits, call, self.calls, self._origin)
         call_start, call_end = host.start[self.calls], host.launched[self.calls]
-        is_wait = np.diff(self.calls, prepend=-1) == 0
+        self._follows_itself = is_wait = np.diff(self.calls, prepend=-1) == 0
         call_start[is_wait], call_end[is_wait] = call_end[is_wait], host.end[self.calls[is_wait]]
         # all times are since the origin
         self._moments_ns = np.append(0.0, np.column_stack([call_start, call_end]) - self._origin)
@@ -97,17 +94,11 @@ class Replay:
         self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
         is_graph = host.named("GraphLaunch", self.calls)
         if is_graph.any():
-            most_ns = (
-                LAUNCH_NS + NODE_NS * np.bincount(call[call >= 0], minlength=len(host.start))[self.calls[is_graph]]
-            )
-            self._host_ns[1, is_graph] = np.minimum(self._host_ns[1, is_graph], most_ns)
+            nodes = np.bincount(call[call >= 0], minlength=len(host.start))[self.calls[is_graph]]
+            self._host_ns[1, is_graph] = np.minimum(self._host_ns[1, is_graph], LAUNCH_NS + NODE_NS * nodes)
         self._position = np.full(len(host.of_op), NONE, dtype=np.int32)  # of rows of `Trace.ops` in this process
         self._position[self.rows] = np.arange(len(self.rows))
-        self._name, self._class, self._follows_itself = (
-            ops["name"].array[rows],
-            ops["kernel_class"].array[rows],
-            is_wait,
-        )
+        self._name, self._class = (ops[name].array[rows] for name in ("name", "kernel_class"))
         # the position in `calls` of what launched each operation; without a call it was launched long ago
         positions = np.full(len(host.start), NONE, dtype=np.int32)
         positions[self.calls[~is_wait]] = np.flatnonzero(~is_wait)
@@ -156,12 +147,8 @@ class Replay:
         self.slowdown = max(launch_ns / TRACED_LAUNCH_NS, 1)
         np.divide(times, self.slowdown, out=times, where=times < ASLEEP_NS)
         added_ns = max(min(launch_ns, TRACED_LAUNCH_NS) - LAUNCH_NS, 0)
-        before_ns -= TRACED_PART * added_ns * calls_between
-        np.maximum(before_ns, 0, out=before_ns)
-        least_ns = np.minimum(inside_ns, LAUNCH_NS / 3)
-        inside_ns -= added_ns
-        np.maximum(inside_ns, least_ns, out=inside_ns)
-        del least_ns  # to limit memory
+        np.maximum(before_ns - TRACED_PART * added_ns * calls_between, 0, out=before_ns)
+        np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3), out=inside_ns)
         self._usual_ns = USUAL_TIMES * (median(before_ns[is_call]) if is_call.any() else 0.0)
         start = host.start[self.calls]
         first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")
@@ -219,7 +206,8 @@ class Replay:
         is_gone = np.zeros(len(self.calls), dtype=bool)
         is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
         left = (NO_ROWS, np.empty((2, 0))) if left is None else (self._position[left[0]].astype(np.int64), left[1])
-        left = left[0][left[0] >= 0], left[1][:, left[0] >= 0]
+        inside = as_slice(np.flatnonzero(left[0] >= 0))
+        left = left[0][inside], left[1][:, inside]
         if with_checks and is_gone.any():
             checks = np.flatnonzero(self.checks(np.flatnonzero(is_gone[self._waits])))
             left = np.append(left[0], checks), np.column_stack([left[1], np.zeros((2, len(checks)))])
@@ -272,7 +260,8 @@ class Replay:
         late_ns = self._late_ns + removed_ns
         late_ns[rows] -= (1 - gpu) * self._busy_ns[rows]
         late_ns[rows[gpu == 0]] = -np.inf
-        return np.subtract(planned, removed_ns, out=removed_ns), late_ns, launch[is_changed], left[1][:, is_changed]
+        changed = as_slice(np.flatnonzero(is_changed))
+        return np.subtract(planned, removed_ns, out=removed_ns), late_ns, launch[changed], left[1][:, changed]
 
     def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Left) -> float:
         """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and with what

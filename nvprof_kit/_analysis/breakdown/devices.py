@@ -228,16 +228,10 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
         splits[block][1]["rank"] += low << 32
         splits[block][2]["gap"] += low
     del on_host, stretch, functions, columns, call, is_graph, until, launch_range, stretch_of_gap
+    known: tuple[Table, ...] = {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, {}, {}
     tables = [
-        pd.DataFrame(
-            known | {name: np.concatenate([table.pop(name) for table in of_blocks]) for name in [*of_blocks[0]]},
-            copy=False,
-        )
-        for known, *of_blocks in zip(
-            ({"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, {}, {}),
-            *splits,
-            strict=True,
-        )
+        pd.DataFrame(of | {name: np.concatenate([x.pop(name) for x in table]) for name in [*table[0]]}, copy=False)
+        for of, *table in zip(known, *splits, strict=True)
     ]
     causes = pd.Index([*CODE], dtype=object)
     for frame in tables:
@@ -312,7 +306,7 @@ def _split(gaps: Table, on_host: Stretch, owner: Codes) -> tuple[Table, Table, T
 
 
 def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Array, keys: Table) -> tuple[Table, Table]:
-    """The rows of `Idle.gaps`, without what tells the gap, and of `Idle.parts`.
+    """The rows of `Idle.gaps`, without window, start and length, and of `Idle.parts`.
 
     Args:
         gaps: The gaps.

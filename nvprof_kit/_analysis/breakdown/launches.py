@@ -80,7 +80,7 @@ def launch_table(
     delay_ns = np.maximum(start - host.end[call], 0)[np.argsort(group, kind="stable")]
     by_group = np.split(delay_ns, np.cumsum(count)[:-1])
     columns["delay_ns"] = np.array([int(median(part)) for part in by_group if len(part)], dtype=np.int64)
-    table = pd.DataFrame(columns).set_index(pd.MultiIndex.from_arrays(names, names=["layer", "phase"]))
+    table = pd.DataFrame(columns, pd.MultiIndex.from_arrays(names, names=["layer", "phase"]))
     launch_gaps = parts.loc[parts["cause"].isin(_LATE) & of_parts, ["layer", "phase", "idle_ns"]]
     idle = launch_gaps.groupby(["layer", "phase"], observed=True, sort=False)["idle_ns"].sum()
     for each in (table, idle):
