@@ -7,15 +7,12 @@
 On committed captures of which the faults are known (`tests/support/brute_force/advise_truth.py`), and on programs made
 up by chance with faults planted in them (`tests/support/captures/advise_programs.py`).
 
-With ``--faults``, on the captures of folders, named ``BASE+FAULT.sqlite.xz``, beside a ``meta.jsonl`` with a line for
-each: ``name``, ``saving_ms`` (what a step took longer than without the fault, measured in turn without a profiler),
-``saving_spread_ms`` (between the quartiles of the pairs), ``clean_ms``, ``faulty_ms``, the captured ``steps``, and
-``near_ms``, what a step took right before and after these. A fault is found if a rule that knows it has a finding at
-its place. What the rule says of equal layers without the fault is subtracted; of several findings, the one that then
-saves most is judged. A saving is known to 1.57 of its spread over the root of the pairs. Where that, or by how much
-``near_ms`` is another time, is more than 30 % of it, it cannot be told whether an estimate is within 0.7 to 1.3; nor
-where a step took a fifth less in the capture. A fault whose removal saved nothing is left out. ``--docs`` writes
-docs/advise.md.
+With ``--faults``, on the captures ``BASE+FAULT.sqlite.xz`` of folders that `faults.py` left, beside a ``meta.jsonl``.
+A fault is found if a rule that knows it has a finding at its place. What the rule says of equal layers without the
+fault is subtracted; of several findings, the one that then saves most is judged. A saving is known to 1.57 of its
+spread over the root of the pairs. Where that, or by how much ``near_ms`` is another time, is more than 30 % of it, it
+cannot be told whether an estimate is within 0.7 to 1.3; nor where a step took a fifth less in the capture. A fault
+whose removal saved nothing is left out. ``--docs`` writes docs/advise.md.
 """
 
 from __future__ import annotations
@@ -80,13 +77,22 @@ def place_of(finding: Finding) -> tuple[str, str]:
     return rule, re.sub(r"\d+", "*", finding.layer)
 
 
+def usual_ms(of_base: list[tuple[Finding, float]], finding: Finding, place: str) -> float:
+    """What its rule says of equal layers without the fault; a rule that sums up all layers may name another."""
+    same = [ms for other, ms in of_base if place_of(other) == place_of(finding)]
+    alike = (
+        ms for other, ms in of_base if other.rule == finding.rule and re.search(place, f"{other.layer} {other.phase}")
+    )
+    return same[0] if same else 0.0 if finding.rule == "unfused-chains" else sum(alike)
+
+
 def planted(folders: list[Path]) -> list[str]:
     """The table of planted faults, each with its finding, then what programs without one get, as Markdown."""
     programs = [
         (folder, json.loads(line)) for folder in folders for line in (folder / "meta.jsonl").read_text().splitlines()
     ]
     rows, judged, clean = [], Counter[str](), []
-    of_base: dict[tuple[Any, ...], float] = {}
+    of_base: dict[tuple[Any, ...], list[tuple[Finding, float]]] = {}
     for folder, program in sorted(programs, key=lambda pair: str(pair[1]["name"])):
         name, measured, times = program["name"], program["saving_ms"] or 0.0, program.get("steps")
         if not (folder / f"{name}.sqlite.xz").exists() or measured < 0:
@@ -100,12 +106,11 @@ def planted(folders: list[Path]) -> list[str]:
             shown = parts[parts["step"].notna()] if steps else parts
             busy_ms = float((shown["wall_ns"] - shown["idle_ns"]).sum() / max(steps, 1)) * scale
             clean.append((base, advice, statistics.median(program["clean_ms"]), busy_ms, scale))
-            for finding in reversed(advice.findings):
-                of_base[folder, base, place_of(finding)] = finding.saves_ns * scale
+            of_base[folder, base] = [(finding, finding.saves_ns * scale) for finding in advice.findings]
             continue
         rules, place = PLANTED.get(name) or PLANTED[fault]
         ranked = [
-            (finding.saves_ns * scale - of_base.get((folder, base, place_of(finding)), 0.0), rank, finding)
+            (finding.saves_ns * scale - usual_ms(of_base[folder, base], finding, place), rank, finding)
             for rank, finding in enumerate(advice.findings, 1)
             if finding.rule in rules.split() and re.search(place, f"{finding.layer} {finding.phase}")
         ]
@@ -124,16 +129,10 @@ def planted(folders: list[Path]) -> list[str]:
         figures += f"{f' ± {uncertain:.2f}' if uncertain else ''} | {f'{ratio:.2f}' if ratio else ''}"
         cells = f"`{finding.rule}` in {finding.layer} {finding.phase} | {rank}" if finding else "not found | "
         rows.append(f"| {base}, {fault} | {cells} | {figures} |")
-    heading = [
-        "| program, fault | finding | rank | saves, ms a step | measured | ratio |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
+    heading = "|program, fault|finding|rank|saves, ms a step|measured|ratio|\n|---|---|---:|---:|---:|---:|"
     sums = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in judged.items())
-    lines = [*heading, *rows, "", f"{sums[:1].upper()}{sums[1:]}.", ""]
-    lines += [
-        "| program without a fault | ms a step | GPU idle | findings above `low`, ms a step |",
-        "|---|---:|---:|---|",
-    ]
+    lines = [heading, *rows, "", f"{sums[:1].upper()}{sums[1:]}.", ""]
+    lines += ["|program without a fault|ms a step|GPU idle|findings above `low`, ms a step|\n|---|---:|---:|---|"]
     for base, advice, quiet_ms, busy_ms, scale in clean:
         ms = [(finding, finding.saves_ns * scale) for finding in advice.findings if finding.confidence != "low"]
         findings = ", ".join(f"`{finding.rule}` {saves:.2f} {finding.confidence}" for finding, saves in ms)

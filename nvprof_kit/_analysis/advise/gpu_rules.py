@@ -36,8 +36,8 @@ from nvprof_kit.issues import plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 COPY_SHARE, PINNED_SHARE = 0.002, 0.05
-NUMBERS = 64
-"""Copies of fewer bytes are of single numbers."""
+NUMBER_BYTES = 64
+"""Copies of fewer bytes each are of single numbers."""
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
 LAYOUT_SHARE = 0.2
 LOGITS_TIMES = 4
@@ -54,7 +54,7 @@ _FP32 = re.compile(
     r"magma_sgemm|fmha_cutlass[FB]_f32|gemv\w*(?:::kernel)?<(?:int, int, )?float, float, float",
     re.IGNORECASE,
 )
-_ODD = re.compile(r"(?:f16_s\d+gemm|s\d+gemm_b?f16)_\w*_align([12])(?![0-9])")
+_ODD = re.compile(r"(?:f16_s\d+gemm|s\d+gemm_(?:relu_)?b?f16)_\w*_align([12])(?![0-9])")
 ODD_PARTS = {"1": 1 / 6, "2": 1 / 3}
 """What padded products take of the time of these kernels: on an H100 0.11 to 0.19, and 0.27 to 0.35."""
 _VECTOR = re.compile("gemv")
@@ -104,8 +104,8 @@ def copies(program: Program) -> Iterator[Finding]:
             after = program.gaps_at_copies["start_ns"].isin(moves["end_ns"][matching(moves["copy"], _READS)])
             is_after = 2 * program.gaps_at_copies["idle_ns"][after].sum() >= idle_ns
             first = (blocking["layer"] == NO_LAYER) & (blocking["copy"].astype(str).str.contains(_READS) == is_after)
-        worst = blocking.iloc[int(first.to_numpy().argmax())]
-        is_number = worst["bytes"] < NUMBERS * worst["ops"]
+        worst = blocking.iloc[int((first if first.any() else blocking["exposed_ns"]).to_numpy().argmax())]
+        is_number = worst["bytes"] < NUMBER_BYTES * worst["ops"]
         evidence = (
             f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
             f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them through "
@@ -114,23 +114,26 @@ def copies(program: Program) -> Iterator[Finding]:
             f"{worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
         )
         if idle_ns:
-            evidence += f"; the GPU idles {program.ms(idle_ns)} more beside them while the host works or waits"
+            evidence += f"; the GPU idles {program.ms(idle_ns)} more{program.per_step} beside them while the host works"
+            evidence += " or waits"
         if saves > exposed_ns + idle_ns:
             evidence += f"; without waiting for them the steps are {program.ms(saves)} shorter{program.per_step}"
         way = next((way for way in ("DtoH", "HtoD") if way in worst["copy"]), "")
         is_busy = matching(program.gaps_at_copies["cause"], ("unknown", "python", "off_cpu"))
         busy_ns = program.gaps_at_copies["idle_ns"][is_busy].sum()
         is_wait = way == "DtoH" and is_number and saves > 2 * max(exposed_ns, busy_ns)
-        costs = "numbers" if is_wait else "work" if is_work and way == "HtoD" else way
+        costs = "numbers" if is_wait else "work" if is_work and way == "HtoD" and not is_number else way
         title = "The host works beside copies" if is_work else "Blocking copies"
         yield program.finding_in_ops(
             "sync" if is_wait else "copies", "The host waits for numbers" if is_wait else title, evidence,
             _moves_of(worst.to_frame().T, moves), saves=saves,
             fix=_COPY_FIXES["new numbers" if costs == "HtoD" and is_number else costs],
-            confidence="low" if program.has_stacks else "medium" if is_work else "high",
-            refuted_by="the GPU idles as long without that work"
-            if is_work or is_wait
-            else "the copies take as long from pinned memory and still overlap with nothing",
+            confidence="low" if program.has_stacks and (is_work or is_wait) else "medium" if is_work else "high",
+            refuted_by="the GPU idles as long without these numbers"
+            if is_wait
+            else "the GPU idles as long without that work"
+            if is_work
+            else "the copies take as long from pinned memory, or on a stream of their own, and overlap with nothing",
         )  # fmt: skip
     pinned = rows[(rows["memory"] == "pinned") & ~blocks & (rows["exposed_ns"] > 0)]
     exposed_ns = min(int(pinned["exposed_ns"].sum()), program.busy_ns(moves))
@@ -233,10 +236,13 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         run, length = (same[name].to_numpy() for name in ("run", "length"))
         longest = length.max()
         is_long = length >= min(CHAIN_LENGTH, longest)
-        saves = program.without_ns(same, same["left"], 1 / length)
+        if (saves := program.without_ns(same, same["left"], same["launched"])) < CHAINS_SHARE * program.wall_ns:
+            continue
         what = f"{program.number(len(few(run[is_long])), 'chain')} of {length[is_long].min()} or more such kernels"
         title, longest_text = "Chains of small memory-bound kernels", f"; the longest has {longest} kernels"
+        refuted_by = "torch.compile on that layer leaves as many kernels, or makes it no faster"
         if same["is_pass"].any():
+            refuted_by = "they work on new tokens alone, or a kernel that reads what they read takes as much longer"
             what = f"{program.number(len(same), 'kernel')} that take too long to work on new tokens alone"
             title, longest_text = "Each decoding step passes over weights or a cache", ""
         evidence = (
@@ -258,8 +264,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
             fix = "compile this function, do for all at once what a loop does one by one (torch._foreach_*), or do it "
             fix += "every N steps"
         yield program.finding_in_ops(
-            "unfused-chains", title, evidence, same, fix=fix, saves=saves,
-            refuted_by="torch.compile on that layer leaves as many kernels, or makes it no faster",
+            "unfused-chains", title, evidence, same, fix=fix, saves=saves, refuted_by=refuted_by,
         )  # fmt: skip
 
 
@@ -319,7 +324,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
         yield program.finding_in_ops(
             "tensor-copies", "Tensors are copied on the GPU", evidence, same, saves=saves,
             fix="keep the model and its input in memory_format=torch.channels_last"
-            if matching(same["name"], _LAYOUT).any()
+            if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum()
             else "avoid contiguous(), cat, repeat_interleave, gathering by an index and casts: use views, enable_gqa, "
             "a cache that is written in place, one dtype",
             refuted_by="a kernel that reads the tensors as they are is slower by as much",
@@ -410,7 +415,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     can read a mask: they compute what `is_causal=True` skips.
     """
     masks, scores, ops = program.mask_kernels, program.scores, program.ops
-    causal = masks["layer"][matching(masks["name"], _CAUSAL) & (program.mode not in ("decode", "mixed"))]
+    causal = masks["layer"][matching(masks["name"], _CAUSAL) & (program.mode not in ("decode", "mixed", "unknown"))]
     reads_mask = (ops["kernel_class"] == "attention") & ~matching(ops["name"], _TAKES_NO_MASK)
     reads_mask &= matching(ops["layer"], {*causal.unique()})
     half_ns, saves = program.busy_ns(ops[reads_mask]) // 2, 0

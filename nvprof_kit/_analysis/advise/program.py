@@ -50,7 +50,7 @@ longer.
 """
 
 IN_BLOCKS = 4
-"""A kernel of so many nodes of a graph is taken for one of its blocks."""
+"""A kernel that so many nodes of a CUDA graph run is taken for one of its blocks."""
 
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
@@ -311,14 +311,21 @@ class Program(Operations):
 
     @cached_property
     def is_pass(self) -> npt.NDArray[np.bool_]:
-        """Which of `ops`, if they are light, pass over weights or a cache in decoding: those of blocks that are
-        `on_past`, and of a CUDA graph those of several of its nodes. A sampler passes over the logits once a token.
+        """Which of `ops`, if they are light, pass over weights or a cache in decoding: those `on_past` of blocks, if
+        there are such in most calls of their layer, not in a prefill alone, and those of several nodes of one CUDA
+        graph. A sampler passes over the logits once a token.
         """
-        in_graph = self.on_past & (self.ops["graph_node"] >= 0)
-        counts = self.ops.loc[in_graph, ["graph_node", "name"]].drop_duplicates()["name"].value_counts()
-        in_blocks = in_graph & matching(self.ops["name"], {*counts.index[counts >= IN_BLOCKS]})
-        in_blocks |= self.on_past & (self.ops["block"] != "")
-        return np.asarray(in_blocks & (self.mode == "decode"))
+        if self.mode != "decode":
+            return np.zeros(len(self.ops), dtype=bool)
+        of_past = self.ops[self.on_past & ((self.ops["graph_node"] >= 0) | (self.ops["block"] != ""))]
+        is_node = of_past["graph_node"] >= 0
+        nodes, others = of_past[is_node], of_past[~is_node]
+        graph = nodes["graph_node"].to_numpy() >> 32  # CUPTI has the graph's number in these bits
+        in_graph = nodes.groupby(["lane", graph, "name"], observed=True)["graph_node"].transform("nunique")
+        calls = self.ops.groupby("layer", observed=True)["call_of_layer"].nunique()
+        times = others.groupby(["layer", "name"], observed=True)["ns"].transform("size")
+        is_usual = 2 * times >= others["layer"].map(calls).astype(np.int64)
+        return self.ops.index.isin(nodes.index[in_graph >= IN_BLOCKS].union(others.index[is_usual]))
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
@@ -345,7 +352,11 @@ class Program(Operations):
         ops, place = ops[unfused], place[unfused]
         is_softmax, is_light = ops["kernel_class"] == "softmax", matching(ops["kernel_class"], POINTWISE)
         light_ns = ops["ns"][is_light].groupby(place[is_light]).median().reindex(place).to_numpy()
-        of_call = ops[is_softmax].groupby([place[is_softmax], "call_of_layer"])["ns"].sum()
+        softmaxes = ops[is_softmax]  # all replays of a graph are of one call
+        replays = (
+            softmaxes.groupby(["lane", "graph_node"])["ns"].transform("size").where(softmaxes["graph_node"] >= 0, 1)
+        )
+        of_call = (softmaxes["ns"] / replays).groupby([place[is_softmax], softmaxes["call_of_layer"]]).sum()
         softmax_ns = of_call.groupby(level=0).median().reindex(place).to_numpy()
         # and takes longer than what works on the activations, if need be head by head; that of a router does not
         ops = ops[(softmax_ns >= 2 * FEW_TOKENS_NS) & (softmax_ns >= light_ns)]
@@ -362,7 +373,7 @@ class Program(Operations):
         after = np.minimum.accumulate(np.where(is_copy, len(ops), number)[::-1])[::-1]
         is_operand = is_copy & (np.append(is_second, False)[before] | np.append(is_first, False)[after])
         is_score = (has_softmax[turn] & matching(kernel_class, POINTWISE)) | is_operand
-        if self.mode in ("decode", "mixed"):
+        if self.mode in ("decode", "mixed", "unknown"):
             is_first = is_second = is_first & False
         is_half = is_first | is_second
         scores: pd.DataFrame = ops.assign(gpu=0.5 * is_half)[is_score | is_half]
@@ -426,9 +437,11 @@ class Program(Operations):
     def chains(self) -> pd.DataFrame:
         """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls, as rows of `ops`; not those that
         make masks, or only copy. In decoding, one kernel that `is_pass` is enough, unless those of its run only copy.
-        Of each kernel is `left`, if they are fused: of those nothing, of others what the longest takes, or those of
-        torch.compile, which are fused; outside layers that for each turn of a loop, in which all names recur, but the
-        time of a launch for the first turn only.
+
+        If each is fused, `left` is what part of a kernel's time is left, and `launched` of its launches. Of those that
+        pass over weights or a cache nothing is left. Others take what the longest of them does, or those of
+        torch.compile, which are fused and stay; outside layers that for each turn of a loop, in which all names recur,
+        but the time of a launch for the first turn only.
         """
         runs = self.runs
         is_pass, is_copy = (
@@ -451,7 +464,10 @@ class Program(Operations):
         np.maximum.at(longest_ns, run, ns.to_numpy())
         np.maximum(longest_ns, np.bincount(run, ns.where(is_fused, 0), len(turns)), out=longest_ns)
         part = longest_ns / np.bincount(run, ns, len(turns)).clip(min=1)
-        return chains.assign(left=np.where(chains["is_pass"], 0, passes * part[run]).clip(max=1))
+        left = np.minimum(passes * part[run], 1)
+        launched = np.bincount(run, is_fused, len(turns))[run].clip(min=1) / chains["length"]
+        is_left = ~chains["is_pass"]
+        return chains.assign(left=np.where(is_left, left, 0), launched=np.where(is_left, launched, 0))
 
     @cached_property
     def gaps(self) -> pd.DataFrame:
@@ -573,8 +589,8 @@ class Program(Operations):
     @cached_property
     def mode(self) -> str:
         """What the program does in these steps: ``training``, ``graph capture``, ``evaluation``, ``prefill``,
-        ``decode``, ``mixed`` (prefill and decode), or ``unknown``: too little ran, or short light kernels tell of few
-        tokens, and large tiles of most of the products of many.
+        ``decode``, ``mixed`` (prefill and decode), or ``unknown``: too little ran, or no light kernels, or these are
+        short, as of few tokens, beside products mostly in large tiles, as of many.
         """
         ops, phases = self.ops, self.ops["phase"]
         trains = matching(phases, ("backward", "recompute", "optimizer")) | (ops["kernel_class"] == "optimizer")

@@ -331,7 +331,7 @@ def parts_of(gaps: Table, gap: Int64Array, starts: Int64Array, idle_ns: Int64Arr
     of_gaps = {name: values[rows[longest]] for name, values in keys.items()}
     window = gaps["window"][gap]
     place_code = joined([window, place_code[rows]])
-    assert place_code is not None, "of fewer windows than gaps"
+    assert place_code is not None, "places and windows are few"
     codes, group = distinct(place_code)
     longest = longest_of(group, part_ns, len(codes))
     sums = {"gaps": np.bincount(group, minlength=len(codes)), "idle_ns": exact_sums(group, part_ns, len(codes))}
