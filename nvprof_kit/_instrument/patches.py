@@ -142,10 +142,22 @@ def _prepare(dynamo: Any) -> None:
 
     if _untraced:
         for callbacks, callback in _callbacks(dynamo.callback_handler):
-            if callback not in callbacks:  # `torch._dynamo.reset` clears them
+            if callback not in callbacks:
                 callbacks.append(callback)
+        if not _clear:
+            _clear.append(Patch(type(dynamo.callback_handler), "clear", _followed_again))
     if not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"):
         _skip_package()
+
+
+def _followed_again(clear: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`torch._dynamo.reset` clears all callbacks."""
+
+    def cleared(handler: Any) -> None:
+        clear(handler)
+        follow_compiler()
+
+    return cleared
 
 
 @functools.cache
@@ -344,6 +356,8 @@ class Untraced:
         self._pause()
         handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
         if handler is not None and not _untraced:
+            while _clear:
+                _clear.pop().remove()
             for callbacks, callback in _callbacks(handler):
                 if callback in callbacks:
                     callbacks.remove(callback)
@@ -351,6 +365,9 @@ class Untraced:
 
 _untraced: dict[Untraced, None] = {}
 """Those with hooks, in the order in which they are installed."""
+
+_clear: list[Patch] = []
+"""The patch of what clears the callbacks, while there are hooks."""
 
 
 def _begin_tracing(*arguments: Any) -> None:

@@ -56,7 +56,7 @@ class Watch(Guarded):
         self._calls_since = 0
         self._is_called = self._began = self._has_failed = False
         self._process = os.getpid()
-        self._inside = threading.local()
+        self._inside, self._lock = threading.local(), threading.RLock()
         call = nn.Module.__call__
         # Dynamo keeps this at its import; it traces into a different call of a module, with guards on our changes
         after_import("torch._dynamo.utils", lambda utils: setattr(utils, "unpatched_nn_module_call", call))
@@ -101,12 +101,20 @@ class Watch(Guarded):
     @never_fails
     def look_at(self, module: Any) -> None:
         """Annotate the module of an outermost call, if it is large and new."""
+        if torch.jit.is_tracing():  # it compares this call with the next
+            return
         self._calls_since += 1
         self._is_called = True
         if module in self._seen:
             if len(self.handles) >= MAX_MODELS or (self.handles and self._calls_since >= MAX_CALLS):
                 self.undo()
             return
+        with self._lock:  # threads may call models for the first time at once
+            if module not in self._seen:
+                self.add(module)
+
+    def add(self, module: Any) -> None:
+        """Annotate a module that is called for the first time, if it is large."""
         self._seen.add(module)
         is_large = sum(parameter.numel() for parameter in module.parameters()) >= SMALL
         if os.getpid() != self._process or not (is_large or len(find_blocks(Submodule("", module))) > 1):

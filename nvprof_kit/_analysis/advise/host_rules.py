@@ -68,8 +68,9 @@ def launch(program: Program) -> Iterator[Finding]:
     """The GPU waits for launches for 5 % of the time or more, and graphs are not being captured. Where the loop
     outside the layers launches 50 kernels a step or more and holds a fifth of it, that is a finding of its own. If a
     layer copies data to the host, as `nonzero()` and `item()` do, it says which and that a CUDA graph cannot capture
-    that part. Profilers slow the host: below 50 % of the step the confidence is `medium`, below 35 % `low`, also where
-    launches take 1.3 times as long as usual under one, and `low` if Python's stacks were recorded.
+    that part. Profilers slow the host: below 50 % of the step the confidence is `medium`, below 35 % `low`; where
+    launches take 1.3 times as long as usual under one, it is never `high`, and `low` below 50 %; `low`, too, if
+    Python's stacks were recorded.
 
     Saves: How long the GPU would wait for launches without the profiler, as in `sync`, if the host never waited for the
     GPU. A disturbed host makes single steps longer, so all steps count like a short one: the 5th percentile of their
@@ -88,9 +89,10 @@ def launch(program: Program) -> Iterator[Finding]:
     if program.has_stacks:
         confidence = "low"
         notes.append("the recording of Python's stacks slows the host: record without them to know")
-    elif saves_ns < SURE_SHARE * program.wall_ns:
-        is_slowed = any(replay.slowdown >= SLOWED for replay, _ in program.replays)
-        confidence = "medium" if saves_ns >= LIKELY_SHARE * program.wall_ns and not is_slowed else "low"
+    is_slowed = any(replay.slowdown >= SLOWED for replay, _ in program.replays)
+    if confidence == "high" and (is_slowed or saves_ns < SURE_SHARE * program.wall_ns):
+        likely = SURE_SHARE if is_slowed else LIKELY_SHARE
+        confidence = "medium" if saves_ns >= likely * program.wall_ns else "low"
         notes.append("the profiler makes the host slower: compare the step's time without it")
     idle, in_loop = _launch_idle(program, busy_gaps)
     fix, refuted_by = _launch_fix(program)

@@ -115,11 +115,12 @@ def test_rows_of_stacks_have_the_names_of_the_model(tmp_path):
         found[option] = set(nvprof_kit.open(trace).layers().to_frame()["layer"])
     assert {"Sequential", "0", "1"} <= found["--annotate"]  # the first call has its ranges, too
     assert not {"0", "1"} & found["--no-annotate"]
-    # models that are compiled before their first call, small and large: a graph for each shape
+    # models that are compiled before their first call, small and large, or traced: a graph for each shape, also anew
     module = "class Own(torch.nn.Linear):\n def forward(self, x): return torch.nn.Linear.forward(self, x)"
     models = "(Own(8, 8), 8), (torch.nn.Sequential(Own(512, 512), Own(512, 512)), 512)"
     compiled = f"for m, n in {models}:\n c = torch.compile(m, backend='eager')\n for k in 2, 2, 3: c(torch.ones(k, n))"
-    compiled += "\nassert torch._dynamo.utils.counters['stats']['unique_graphs'] == 4"
+    compiled += "\ntorch.compiler.reset(); c(x := torch.ones(2, 512)); torch.jit.trace(Own(512, 512), x)(x)"
+    compiled += "\nassert torch._dynamo.utils.counters['stats']['unique_graphs'] == 5"
     record[record.index("--no-annotate")] = "--force"
     execute(sys.executable, *record, "-c", f"import torch\n{module}\n{compiled}", check=True)
     # modules that only a compiled function calls: from the second step
