@@ -227,8 +227,11 @@ def diff(
         runs = [block_samples(run) for run in (*base, *new)]
     sides = runs[: len(base)], runs[len(base) :]
     reasons = _reasons_against(infos, runs)
+    errors = (f"{info.path}: {issue}" for info in infos for issue in info.warnings if issue.severity == "error")
+    wrong = list(dict.fromkeys(errors))
     if reasons and not (anyway and all(len(run.steps) for run in runs)):
-        raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {'; '.join(reasons)}")
+        why = "; ".join([*reasons, *wrong])
+        raise CaptureError(f"{infos[0].path} and {infos[len(base)].path} cannot be compared: {why}")
     unnamed = phases_of_one_side(sides) - {gate.target for gate in gates}
     if unnamed:
         runs = [in_other(run, unnamed) for run in runs]
@@ -241,7 +244,6 @@ def diff(
     changes = {level: change for level, (_, change) in compared.items() if change is not None}
     kernels, launches = compared_kernels(*sides)
     against = (f"compared in spite of this: {reason}" for reason in reasons)
-    wrong = (f"{info.path}: {issue}" for info in infos for issue in info.warnings if issue.severity == "error")
     return Diff(
         rows=rows,
         kernels=kernels,
