@@ -122,12 +122,14 @@ def copies(program: Program) -> Iterator[Finding]:
         is_busy = matching(program.gaps_at_copies["cause"], ("unknown", "python", "off_cpu"))
         busy_ns = program.gaps_at_copies["idle_ns"][is_busy].sum()
         is_wait = way == "DtoH" and is_number and saves > 2 * max(exposed_ns, busy_ns)
-        costs = "numbers" if is_wait else "work" if is_work and way == "HtoD" and not is_number else way
+        costs = "numbers" if is_wait else way
+        if way == "HtoD" and (is_number or is_work):
+            costs = "new numbers" if is_number else "work"
         title = "The host works beside copies" if is_work else "Blocking copies"
         yield program.finding_in_ops(
             "sync" if is_wait else "copies", "The host waits for numbers" if is_wait else title, evidence,
             _moves_of(worst.to_frame().T, moves), saves=saves,
-            fix=_COPY_FIXES["new numbers" if costs == "HtoD" and is_number else costs],
+            fix=_COPY_FIXES[costs],
             confidence="low" if program.has_stacks and (is_work or is_wait) else "medium" if is_work else "high",
             refuted_by="the GPU idles as long without these numbers"
             if is_wait
@@ -302,7 +304,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     is_copy &= matching(ops["phase"], ("forward", "recompute")) | (
         is_outside & (ops["phase"] != "optimizer") & (program.mode != "training")
     )
-    if program.mode in ("decode", "mixed", "unknown"):
+    if program.may_decode:
         is_copy &= program.on_past
     copies = ops[is_copy]
     if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
@@ -415,7 +417,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     can read a mask: they compute what `is_causal=True` skips.
     """
     masks, scores, ops = program.mask_kernels, program.scores, program.ops
-    causal = masks["layer"][matching(masks["name"], _CAUSAL) & (program.mode not in ("decode", "mixed", "unknown"))]
+    causal = masks["layer"][matching(masks["name"], _CAUSAL) & (not program.may_decode)]
     reads_mask = (ops["kernel_class"] == "attention") & ~matching(ops["name"], _TAKES_NO_MASK)
     reads_mask &= matching(ops["layer"], {*causal.unique()})
     half_ns, saves = program.busy_ns(ops[reads_mask]) // 2, 0

@@ -373,7 +373,7 @@ class Program(Operations):
         after = np.minimum.accumulate(np.where(is_copy, len(ops), number)[::-1])[::-1]
         is_operand = is_copy & (np.append(is_second, False)[before] | np.append(is_first, False)[after])
         is_score = (has_softmax[turn] & matching(kernel_class, POINTWISE)) | is_operand
-        if self.mode in ("decode", "mixed", "unknown"):
+        if self.may_decode:
             is_first = is_second = is_first & False
         is_half = is_first | is_second
         scores: pd.DataFrame = ops.assign(gpu=0.5 * is_half)[is_score | is_half]
@@ -615,6 +615,11 @@ class Program(Operations):
                 return "unknown"
             decodes, prefills = is_few.mean() >= 0.2, is_few.mean() <= 0.8
         return "mixed" if prefills and decodes else "decode" if decodes else "prefill"
+
+    @property
+    def may_decode(self) -> bool:
+        """Whether steps may be of new tokens alone."""
+        return self.mode in ("decode", "mixed", "unknown")
 
     @cached_property
     def replays_graphs(self) -> bool:
