@@ -9,18 +9,11 @@ from typing import ClassVar
 import pandas as pd
 
 from nvprof_kit._findings import Finding
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result
 from nvprof_kit.issues import Issue
 
-COLUMNS: Columns = {
-    "subject": Column("the capture, or `machine`", kind="str"),
-    "level": Column("`error` (the run or the capture is of no use), `warning` (it misleads), `note`, `ok`", kind="str"),
-    "check": Column("what was checked", kind="str"),
-    "seen": Column("what was found", kind="str"),
-    "why": Column("why it matters", kind="str"),
-    "fix": Column("the command or change that fixes it", kind="str"),
-}
+COLUMNS = read_columns("nvprof_kit._analysis", "checks")
 """Columns of the findings table with their meaning."""
 
 

@@ -21,7 +21,7 @@ from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, union
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.tree import layer_parents, with_ancestors
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
@@ -30,54 +30,23 @@ from nvprof_kit.names import NO_LAYER
 Floats = npt.NDArray[np.float64]
 
 _SAMPLED = {
-    "sm_active_pct": (
-        "SM active",
-        "SMs with at least one resident warp, in percent; mean over the busy time",
-        ("SM Active", "SMs Active"),
-    ),
-    "sm_issue_pct": ("SM issue", "cycles in which an SM issued an instruction, in percent", ("SM Issue",)),
-    "tensor_active_pct": (
-        "tensor",
-        "cycles in which the Tensor Cores were active, in percent",
-        ("Tensor Active", "Tensor Active / FP16 Active", "Tensor Active/FP16 Active"),
-    ),
-    "warps_pct": (
-        "warps",
-        "compute warps in flight, in percent of the maximum",
-        ("Compute Warps in Flight", "Compute Warps In Flight"),
-    ),
-    **{
-        f"{name}_pct": (heading, f"{meaning} bandwidth, in percent of the peak", tuple(metrics.split("|")))
-        for name, heading, meaning, metrics in (
-            ("dram_read", "DRAM read", "DRAM read", "DRAM Read Bandwidth|DRAM Read Throughput"),
-            ("dram_write", "DRAM write", "DRAM write", "DRAM Write Bandwidth|DRAM Write Throughput"),
-            ("nvlink_rx", "NVLink in", "NVLink receive",
-             "NVLink RX Bandwidth|NVLink RX Throughput|NVLink RX Responses User Data"),
-            ("nvlink_tx", "NVLink out", "NVLink transmit",
-             "NVLink TX Bandwidth|NVLink TX Throughput|NVLink TX Requests User Data"),
-            ("pcie_rx", "PCIe in", "PCIe receive", "PCIe RX Throughput|PCIe Read Throughput"),
-            ("pcie_tx", "PCIe out", "PCIe transmit", "PCIe TX Throughput|PCIe Write Throughput"),
-        )
-    },
-}  # fmt: skip
-"""The sampled columns: heading, meaning, and the names of nsys's metrics on different GPUs."""
+    "sm_active_pct": ("SM Active", "SMs Active"),
+    "sm_issue_pct": ("SM Issue",),
+    "tensor_active_pct": ("Tensor Active", "Tensor Active / FP16 Active", "Tensor Active/FP16 Active"),
+    "warps_pct": ("Compute Warps in Flight", "Compute Warps In Flight"),
+    "dram_read_pct": ("DRAM Read Bandwidth", "DRAM Read Throughput"),
+    "dram_write_pct": ("DRAM Write Bandwidth", "DRAM Write Throughput"),
+    "nvlink_rx_pct": ("NVLink RX Bandwidth", "NVLink RX Throughput", "NVLink RX Responses User Data"),
+    "nvlink_tx_pct": ("NVLink TX Bandwidth", "NVLink TX Throughput", "NVLink TX Requests User Data"),
+    "pcie_rx_pct": ("PCIe RX Throughput", "PCIe Read Throughput"),
+    "pcie_tx_pct": ("PCIe TX Throughput", "PCIe Write Throughput"),
+}
+"""The sampled columns, and the names of nsys's metrics of each on different GPUs."""
 
 MIN_SAMPLES = 20
 """A layer with fewer samples has no figures."""
 
-COLUMNS: Columns = {
-    "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
-    "phase": Column(
-        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
-    ),
-    "busy_ns": Column("time in which one of its operations ran, in ns, summed over devices", "ns", heading="busy ms"),
-    "samples": Column("number of samples: `busy_ns` divided by the sampling interval", kind="float"),
-    "enough": Column("whether there are enough samples; if not, the figures are missing", kind="bool"),
-    **{
-        name: Column(meaning, "percent", kind="float", heading=heading)
-        for name, (heading, meaning, _) in _SAMPLED.items()
-    },
-}
+COLUMNS = read_columns("nvprof_kit._analysis", "metrics")
 """The columns of `Metrics.rows` and their descriptions. Values without samples are missing."""
 
 
@@ -151,7 +120,7 @@ class _Samples(NamedTuple):
         busy_share = np.where(busy > 0, busy / np.maximum(end - start, 1), 1.0)
         names, value = device_rows["metric"].to_numpy(), device_rows["value"].to_numpy()
         values = np.full((len(start), len(_SAMPLED)), np.nan)
-        for column, (_, _, candidates) in enumerate(_SAMPLED.values()):
+        for column, candidates in enumerate(_SAMPLED.values()):
             chosen = next((names == name for name in candidates if (names == name).any()), None)
             if chosen is not None:
                 values[index[chosen], column] = value[chosen]

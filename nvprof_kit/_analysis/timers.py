@@ -17,7 +17,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import nest
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chosen_steps
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result
 from nvprof_kit.issues import Issue
 
@@ -195,44 +195,10 @@ def _cause(times: pd.DataFrame, chosen: tuple[str, ...], culprit: int, gap: floa
     return (str(excess.idxmax()), min(share, 1.0)) if share >= CAUSE_SHARE else ("", 0.0)
 
 
-COLUMNS: Columns = {
-    "stage": Column("name of the stage", kind="str"),
-    "rank": Column("rank; missing in a row over all ranks"),
-    "calls": Column("number of calls"),
-    **{
-        f"{clock}_{name}_ns": Column(meaning.format(time=time, missing=missing), "ns", heading=name)
-        for clock, time, missing in (
-            ("cpu", "CPU time", ""),
-            ("cuda", "GPU time between CUDA events", "; missing if not measured"),
-        )
-        for name, meaning in (
-            ("total", "{time}, sum over the calls{missing}"),
-            ("mean", "mean over the calls"),
-            ("median", "median"),
-            ("p95", "95th percentile"),
-            ("min", "minimum"),
-            ("max", "maximum"),
-        )
-    },
-    "skew_start_ns": Column("latest minus earliest start among the ranks, mean over the calls", "ns"),
-    "skew_ns": Column(
-        "longest minus shortest duration among the ranks, mean over the calls; GPU time if all calls have it", "ns"
-    ),
-    "slowest": Column("rank with the largest mean duration"),
-}
+COLUMNS = read_columns("nvprof_kit._analysis", "timers")
 """Columns of `Timers.rows`."""
 
-CALL_COLUMNS: Columns = {
-    "rank": Column("rank"),
-    "stage": Column("name of the stage", kind="str"),
-    "call": Column("index of the call, from 0"),
-    "start_ns": Column("start in Unix time, in ns", "ns"),
-    "end_ns": Column("its end", "ns"),
-    "cpu_ns": Column("CPU time, in ns", "ns"),
-    "cuda_ns": Column("GPU time between CUDA events, in ns; missing if not measured", "ns"),
-    "offset_ns": Column("start, in ns since the first start on the same clock", "ns"),
-    "depth": Column("number of enclosing stages"),
-}
+CALL_COLUMNS = read_columns("nvprof_kit._analysis", "timers-calls")
 """Columns of `Timers.calls`."""
 
 

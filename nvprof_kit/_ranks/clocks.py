@@ -19,25 +19,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._ranks.groups import ListedGroups, listed_groups, separate
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
 
 COARSE_NS = 200_000
 """Warn about a clock with a larger residual."""
 
-COLUMNS: Columns = {
-    "rank": Column("rank"),
-    "offset_ns": Column(
-        "offset to add to the rank's times at `at_ns`; missing if the rank could not be aligned", "ns", kind="float"
-    ),
-    "drift_ppm": Column("increase of the offset per time after `at_ns`, in parts per million", "ppm", kind="float"),
-    "residual_ns": Column(
-        "scaled median absolute deviation of the ends of collectives after alignment", "ns", kind="float"
-    ),
-    "matched": Column("number of collectives used"),
-    "at_ns": Column("reference time on the rank's own clock", "ns", kind="float"),
-    "through": Column("rank whose clock it was aligned with"),
-}
+COLUMNS = read_columns("nvprof_kit._ranks", "clocks")
 """The columns of the table of clocks."""
 
 WAITED_NS, WAITED_TIMES = 100_000, 3

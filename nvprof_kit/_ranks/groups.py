@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import Category, GroupName, parse_groups
@@ -142,16 +142,7 @@ def _divided(moved: npt.NDArray[np.float64], parts: list[int]) -> list[int]:
     return [int(first) for first in divided]
 
 
-GROUP_COLUMNS: Columns = {
-    "group": Column("the communicator", kind="str"),
-    "name": Column("name that the program gave it, '' if unknown", kind="str"),
-    "parallel": Column("data, tensor, pipeline, context, expert, or unknown", kind="str"),
-    "told_by": Column("how it was recognized: `name`, or `use` (kinds of collectives and where they run)", kind="str"),
-    "size": Column("number of ranks"),
-    "ranks": Column("ranks with a capture", kind="str"),
-    "kinds": Column("kinds of its collectives", kind="str"),
-    "collectives": Column("number of collectives, summed over its ranks"),
-}
+GROUP_COLUMNS = read_columns("nvprof_kit._ranks", "groups")
 """The columns of the table of groups."""
 
 _NAMES: Mapping[str, re.Pattern[str]] = {

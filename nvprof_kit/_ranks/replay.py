@@ -17,29 +17,14 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._ranks.causes import segment_rows
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
-PATH_COLUMNS: Columns = {
-    "step": Column("step, -1 outside steps", fold="key"),
-    "rank": Column("rank on the path", fold="key"),
-    "layer": Column("layer, or `(none)`", kind="str"),
-    "phase": Column("phase of that layer, or of the loop", kind="str"),
-    "what": Column("`compute`, `copy`, `transfer`, or idle with its cause", kind="str"),
-    "ns": Column("time of the path; the rows add up to the replayed time", "ns", kind="float"),
-    "share": Column("`ns` divided by the replayed time", "share", kind="float"),
-}
+PATH_COLUMNS = read_columns("nvprof_kit._ranks", "critical-path")
 """The columns of the critical path."""
 
-WHAT_IF_COLUMNS: Columns = {
-    "what": Column("what is changed to the median of its peers", kind="str"),
-    "measured_ns": Column("measured step time, mean", "ns", kind="float"),
-    "replayed_ns": Column("step time of the replay without changes, mean", "ns", kind="float"),
-    "step_ns": Column("step time of the replay with the change, mean", "ns", kind="float"),
-    "saved_ns": Column("saving per step: `replayed_ns` minus `step_ns`", "ns", kind="float"),
-    "saved_share": Column("`saved_ns` divided by `replayed_ns`", kind="float"),
-}
+WHAT_IF_COLUMNS = read_columns("nvprof_kit._ranks", "what-if")
 """The columns of what-if."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.names import NO_LAYER
 
@@ -71,29 +71,7 @@ def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
     return table.astype({"peers_ns": "int64", "peers_idle_ns": "int64"})
 
 
-LAYER_COLUMNS: Columns = {
-    "layer": Column("module path, or `(none)`", kind="str"),
-    "phase": Column("phase of the layer or of the loop", kind="str"),
-    "rank": Column("rank"),
-    "median_ns": Column("time in its own compute kernels, median over the rank's steps", "ns", kind="float"),
-    "idle_ns": Column("time in which the device was idle in this layer, median over steps", "ns", kind="float"),
-    "comm_ns": Column("time in its communication kernels, including waiting, median over steps", "ns", kind="float"),
-    "ops": Column("number of its compute kernels, median over steps", kind="float"),
-    "steps": Column("number of steps that contain it"),
-    "stage": Column("pipeline stage of the rank, in the order of layers; 0 if all ranks have the same layers"),
-    "peers_ns": Column(
-        "median of `median_ns` over its peers: the ranks of its stage with this layer and phase; if there are "
-        "none, the corresponding layers of all stages",
-        "ns",
-        kind="float",
-    ),
-    "peers_idle_ns": Column("median of `idle_ns` over its peers", "ns", kind="float"),
-    "excess_ns": Column("`median_ns` minus `peers_ns`", "ns", kind="float"),
-    "score": Column("`excess_ns` divided by the scaled median absolute deviation of the peers", kind="float"),
-    "unlike": Column(
-        "True if the rank differs from its peers: score above 5, and excess above 5 % and 10 µs", kind="bool"
-    ),
-}
+LAYER_COLUMNS = read_columns("nvprof_kit._ranks", "layers")
 """The columns of the table of layers."""
 
 
@@ -117,38 +95,10 @@ def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
     return ordered[list(LAYER_COLUMNS)]
 
 
-BUBBLE_COLUMNS: Columns = {
-    "step": Column("step"),
-    "stage": Column("pipeline stage"),
-    "rank": Column("rank"),
-    "step_ns": Column("duration of the step on the rank's device", "ns", kind="float"),
-    "busy_ns": Column("the part spent computing or copying", "ns", kind="float"),
-    "wait_ns": Column(
-        "the part in exposed sends and receives: waiting for the other stage, and moving bytes", "ns", kind="float"
-    ),
-    "host_ns": Column(
-        "the idle part: the host had not launched the next operation, was fetching data, …", "ns", kind="float"
-    ),
-    "other_ns": Column("the part in other exposed collectives", "ns", kind="float"),
-    "bubble_ns": Column("the part that is not busy", "ns", kind="float"),
-    "bubble_share": Column("`bubble_ns` divided by `step_ns`", kind="float"),
-    "ideal_share": Column(
-        "minimum for GPipe and 1F1B: (p - 1) / (m + p - 1) for p equal stages and m micro-batches", kind="float"
-    ),
-}
+BUBBLE_COLUMNS = read_columns("nvprof_kit._ranks", "bubbles")
 """The columns of the table of bubbles."""
 
-MICRO_BATCH_COLUMNS: Columns = {
-    "step": Column("step"),
-    "stage": Column("stage that waits"),
-    "rank": Column("rank that waits"),
-    "direction": Column("`forward`: waits for the previous stage; `backward`: for the next stage", kind="str"),
-    "micro_batch": Column("index of the message in the step in this direction, from 0"),
-    "from_rank": Column("rank that it waits for"),
-    "wait_ns": Column("time from its arrival to that of the sender", "ns", kind="float"),
-    "transfer_ns": Column("time from the arrival of the sender to the end", "ns", kind="float"),
-    "bubble_ns": Column("the exposed part of `wait_ns`", "ns", kind="float"),
-}
+MICRO_BATCH_COLUMNS = read_columns("nvprof_kit._ranks", "micro-batches")
 """The columns of the table of micro-batches."""
 
 _BUSY = ("compute", "copy")

@@ -20,40 +20,14 @@ import pandas as pd
 
 from nvprof_kit._ranks.causes import cause_shares, without_cause
 from nvprof_kit._ranks.stages import with_equals
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
-WAIT_COLUMNS: Columns = {
-    "step": Column("step of the collective, -1 outside steps"),
-    "collective": Column("communicator, kind and number", kind="str"),
-    "waiting_rank": Column("rank that waited"),
-    "late_rank": Column("rank that arrived last"),
-    "wait_ns": Column("time from the arrival of the waiting rank to that of the late rank", "ns", kind="float"),
-    "cause": Column("main cause of the delay on the late rank", kind="str"),
-    "layer": Column("layer in which most of the delay arose", kind="str"),
-    "phase": Column("phase in which most of the delay arose", kind="str"),
-    "cause_rank": Column(
-        "origin of the delay: differs from `late_rank` if that rank had itself waited in another collective"
-    ),
-}
+WAIT_COLUMNS = read_columns("nvprof_kit._ranks", "waits")
 """The columns of the table of waits."""
 
-CHARGE_COLUMNS: Columns = {
-    "step": Column("step, -1 outside steps", fold="key"),
-    "rank": Column("rank that caused the waiting", fold="key"),
-    "cause": Column("cause of the waiting", kind="str"),
-    "layer": Column("layer in which it lost the time", kind="str"),
-    "phase": Column("phase of that layer, or of the loop", kind="str"),
-    "wait_ns": Column(
-        "time that other ranks waited for it; the rows add up to the total waiting time", "ns", kind="float"
-    ),
-    "cost_ns": Column(
-        "exposed waiting time per waiting rank: the mean over the ranks of the communicator that waits most",
-        "ns",
-        kind="float",
-    ),
-}
+CHARGE_COLUMNS = read_columns("nvprof_kit._ranks", "charges")
 """The columns of the table of charges."""
 
 MOST = 40_000

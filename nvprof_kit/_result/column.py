@@ -7,7 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
+
+from nvprof_kit._toml import read_toml
 
 Unit = Literal["", "ns", "bytes", "flop", "share", "percent", "gb_per_s", "tflops_per_s", "ppm"]
 """Shares are fractions of 1; ``gb_per_s`` are 10⁹ bytes, ``tflops_per_s`` 10¹² operations per second."""
@@ -49,6 +52,13 @@ class Column:
 
 Columns = Mapping[str, Column]
 """Columns by name, in their order; a ``NAME`` in a key stands for any text, such as a kernel class."""
+
+
+@lru_cache
+def read_columns(package: str, table: str) -> dict[str, Column]:
+    """The columns of a table in the ``columns.toml`` of a package: of each its fields, or its meaning alone."""
+    entries = read_toml(package, "columns.toml")[table].items()
+    return {name: Column(entry) if isinstance(entry, str) else Column(**entry) for name, entry in entries}
 
 
 def column_of(columns: Columns, name: str) -> Column | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -33,76 +32,14 @@ from nvprof_kit._analysis.diff.samples import (
 )
 from nvprof_kit._analysis.flops.work import Key as LayerPhase
 from nvprof_kit._analysis.layers.fold import mark_ranked
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result, renderers, table_named
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import NO_PHASE
 
-_SHARE = partial(Column, unit="share", kind="float")
-
-COLUMNS: Columns = {
-    "level": Column(
-        "`step` (wall time), `phase` and `class` (over all layers), `layer` (over all classes), `layer class`",
-        kind="str",
-    ),
-    "layer": Column("module path or `(none)`; '' for all layers", kind="str"),
-    "phase": Column("phase of the layer or of the loop; '' for all phases", kind="str"),
-    "kernel_class": Column("kernel class; '' for all classes", kind="str"),
-    "base_ns": Column(
-        "time per step in BASE: the geometric mean over the compared steps (not the median of `breakdown`), "
-        "or the arithmetic mean if a step lacks the row",
-        "ns",
-    ),
-    "new_ns": Column("the same in NEW", "ns"),
-    "change_ns": Column("the difference", "ns"),
-    "change": _SHARE("the difference divided by `base_ns`; missing if that is 0"),
-    "low": _SHARE(
-        "lower end of the 95 % confidence interval of `change`; missing with too few steps",
-        heading="95 % interval",
-        fold="min",
-    ),
-    "high": _SHARE("upper end of the interval", fold="max"),
-    "p": Column(
-        "p-value of no change (t test), corrected for the number of rows of the same level; missing if a side has one "
-        "run, because the noise between runs is then assumed",
-        kind="float",
-        fold="max",
-    ),
-    "p_alone": Column("the p-value before the correction; missing as `p` is", kind="float", fold="max"),
-    "verdict": Column("`slower`, `faster`, `same`, `undecided`, `new`, `gone`", kind="str"),
-    "within": _SHARE("the change is within ± this value with 95 % confidence", fold="max"),
-    "at_most": _SHARE(
-        "the change is below this value with 95 % confidence; gates compare it with their limit", fold="max"
-    ),
-    "error": _SHARE("standard error of `change`, from steps and runs; missing if `change` is", fold="max"),
-    "df": Column(
-        "degrees of freedom of `error`; 1e6 if it is only the lower bound of the noise between runs",
-        kind="float",
-        fold="min",
-    ),
-    "base_flops": Column(
-        "floating point operations counted per step of BASE, if counts lie beside both captures (as are the next)",
-        "flop",
-        kind="float",
-    ),
-    "new_flops": Column("the same in NEW", "flop", kind="float"),
-    "base_bytes": Column("bytes of inputs and outputs of the operators counted in BASE", "bytes", kind="float"),
-    "new_bytes": Column("the same in NEW", "bytes", kind="float"),
-    "work_ns": Column(
-        "the part of `change_ns` that the change of work explains: `base_ns` times the change of the least time for "
-        "it (`limit_ns` of `flops`), summed over layers; the rest is a change of efficiency",
-        "ns",
-        kind="float",
-    ),
-    "cause": Column(
-        "of a changed layer or phase: `work` if `work_ns` is at least three quarters of `change_ns`, `efficiency` if "
-        "at most one quarter, or else `both`",
-        kind="str",
-        fold="first",
-    ),
-}
+COLUMNS = read_columns("nvprof_kit._analysis.diff", "diff")
 """The columns of `Diff.rows`."""
 
 LEVELS = {"step": [], "phase": ["phase"], "class": ["kernel_class"], "layer": ["layer", "phase"], "layer class": KEY}

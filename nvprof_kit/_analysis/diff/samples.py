@@ -32,7 +32,7 @@ from nvprof_kit._analysis.attribution.steps import (
     step_windows,
 )
 from nvprof_kit._analysis.kernels.classes import CLASSES
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
@@ -205,17 +205,7 @@ def _times_and_kernels(
     return times, kernels.astype({"name": str, "kernel_class": str})
 
 
-KERNEL_COLUMNS: Columns = {
-    "what": Column("`new`, `gone`, `renamed`, or `launches` if the number of launches differs", kind="str"),
-    "name": Column("name of the kernel; in BASE if it is gone or renamed", kind="str"),
-    "now": Column("its name in NEW if it is renamed", kind="str"),
-    "kernel_class": Column("its class", kind="str"),
-    "count": Column("launches per step, in BASE unless it is new", kind="float"),
-    "base_ns": Column("time per step in BASE", "ns"),
-    "new_ns": Column("time per step in NEW", "ns"),
-    "base_count": Column("launches per step in BASE", kind="float"),
-    "new_count": Column("launches per step in NEW", kind="float"),
-}
+KERNEL_COLUMNS = read_columns("nvprof_kit._analysis.diff", "kernels")
 """The columns of `nvprof_kit._analysis.diff.diff.Diff.kernels`."""
 
 _SAME_COUNT = 1e-9

@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -39,7 +38,7 @@ from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.fold import ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.layers import LIMITS, layers
 from nvprof_kit._analysis.layers.tree import with_ancestors
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.issues import Issue
@@ -50,58 +49,8 @@ ABOVE_THE_PEAK = (
     "2:4 sparsity, of which the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
 )
 
-_SHARE = partial(Column, unit="share", kind="float")
-_FLOP = partial(Column, unit="flop", kind="float")
-
 COLUMNS: Columns = {
-    "layer": Column("module path, including nested layers; or `(none)` for work outside every layer", kind="str"),
-    "phase": Column(
-        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
-    ),
-    "calls": Column(
-        "times it ran in the capture's steps, as in `layers`; in all of a capture without steps; 0 if only "
-        "layers inside it ran in the phase"
-    ),
-    "gpu_busy_ns": Column(
-        "length of the union of its operations' intervals there, in ns, summed over devices", "ns", heading="busy ms"
-    ),
-    "dtype": Column(
-        "data types of at least 1 % of its operations, the most frequent first: `bf16`, `bf16+fp32`",
-        kind="str",
-        heading="type",
-    ),
-    "flops": _FLOP("floating point operations in that time: the count per call, times the calls", heading="GFLOP"),
-    "model_flops": _FLOP("the same without recomputation by activation checkpointing"),
-    "tflops_per_s": Column(
-        "`flops` divided by `gpu_busy_ns`, in 10^12 per second",
-        "tflops_per_s",
-        kind="float",
-        heading="TFLOP/s",
-        fold="mean",
-    ),
-    "hfu": _SHARE(
-        "hardware FLOPs utilization: the time that `flops` take at the GPU's peak for their data "
-        "types, divided by `gpu_busy_ns`",
-        heading="HFU",
-        fold="mean",
-    ),
-    "mfu": _SHARE("model FLOPs utilization: the same for `model_flops`", heading="MFU", fold="mean"),
-    "bytes": LIMITS["bytes"],
-    "dram_bytes": Column(
-        "the part of `bytes` that the L2 cannot hold from one operator to the next", "bytes", kind="float"
-    ),
-    "limit_ns": LIMITS["limit_ns"],
-    "fused_limit_ns": Column(
-        "least time for the layer as one kernel, in ns: the longer of all its operations at the peak and of its "
-        "parameters, inputs and outputs, each once, at the bandwidth; missing where only layers inside it ran",
-        "ns",
-        kind="float",
-        heading="fused ms",
-    ),
-    "of_limit": LIMITS["of_limit"],
-    "bound": Column("what most of `limit_ns` is limited by: `compute` or `memory`", kind="str", fold="first"),
-    "unknown": Column("operators with unknown work, not included in `flops`, by name", kind="str"),
-    "note": Column("why a figure is missing, too low or above the peak", kind="str"),
+    name: LIMITS.get(name, column) for name, column in read_columns("nvprof_kit._analysis.flops", "flops").items()
 }
 """The columns of `Flops.rows` and what they mean."""
 

@@ -19,7 +19,7 @@ from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Opera
 from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOptions, choose_steps, step_windows
 from nvprof_kit._analysis.layers.sums import MEMORY, PARTS, SPLIT_COLUMNS, Cells, sum_layers
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import OP_KINDS, CaptureInfo, Trace
 from nvprof_kit.issues import Issue
@@ -30,65 +30,11 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.layers.memory import LayerMemory
 
 
-COLUMNS: Columns = {
-    "step": Column("step number, missing outside steps (only by step)"),
-    "instance": Column(
-        "index of the step instance in time, from 0 (step numbers can repeat); missing outside steps (only by step)"
-    ),
-    "layer": Column("module path, or `(none)` for work outside every layer", kind="str"),
-    "phase": Column(
-        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range (`optimizer`, "
-        "`data`, …) or `other`",
-        kind="str",
-    ),
-    "calls": Column(
-        "how often it ran: its ranges, plus one for each CUDA graph replay that contains it; 0 if only layers inside "
-        "it ran in the phase; for `(none)` the ranges of the phase"
-    ),
-    "gpu_ops": Column(
-        "its own GPU operations (kernels, copies, memsets, whole-graph replays): those whose innermost layer it is"
-    ),
-    "gpu_self_ns": Column("sum of their durations, in ns", "ns"),
-    "compute_ns": Column("the part of `gpu_self_ns` in compute kernels, in ns", "ns"),
-    "comm_ns": Column("the part in communication kernels, including waiting for other ranks, in ns", "ns"),
-    "copy_ns": Column("the part in copies and memsets, in ns; the three add up to `gpu_self_ns`", "ns"),
-    "gpu_total_ns": Column(
-        "`gpu_self_ns` of the layer and all layers inside it, in the same phase, in ns", "ns", heading="total"
-    ),
-    "gpu_busy_ns": Column("the same as `gpu_total_ns`, but overlapping operations count once per device, in ns", "ns"),
-    "cpu_ns": Column(
-        "wall time on the CPU inside its ranges, in ns; for `(none)` the part of the phase that no layer's range of "
-        "the process covers",
-        "ns",
-        heading="CPU",
-    ),
-    "share": Column(
-        "`gpu_self_ns` divided by its sum over all rows, 0 to 1", "share", kind="float", heading="self share"
-    ),
-    "total_share": Column(
-        "`gpu_total_ns` divided by the same sum; a printed line has it over all phases", "share", kind="float"
-    ),
-    "steps": Column("number of steps over which the times are summed; 0 for a capture without steps (not by step)"),
-}
+COLUMNS = read_columns("nvprof_kit._analysis.layers", "layers")
 """The columns of `Layers.rows` and what they mean."""
 
 
-LIMITS: Columns = {
-    "flop": Column(
-        "floating point operations in `gpu_busy_ns`, where they were counted (`nvprof_kit.count_flops`)",
-        "flop",
-        kind="float",
-    ),
-    "bytes": Column("bytes that its operators read and write, each storage once an operator", "bytes", kind="float"),
-    "limit_ns": Column(
-        "least time that this GPU needs for its operators, in ns: for each the longer of its operations at the peak "
-        "and its memory traffic at the bandwidth; missing without bytes, a peak or a bandwidth",
-        "ns",
-        kind="float",
-        heading="limit ms",
-    ),
-    "of_limit": Column("`limit_ns` divided by `gpu_busy_ns`", "share", kind="float", fold="mean"),
-}
+LIMITS = read_columns("nvprof_kit._analysis.layers", "limits")
 """Columns that exist only with counts beside the capture, as far as they are known; not by step."""
 
 BY_STEP = ("step", "instance")

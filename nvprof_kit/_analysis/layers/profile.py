@@ -18,62 +18,19 @@ from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import WHOLE_CAPTURE, choose_steps
 from nvprof_kit._analysis.layers.layers import Layers, layers
 from nvprof_kit._analysis.layers.sums import SPLITS, Cells, sum_layers
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.names import LAYER_PHASES
 
 ATTENTION = "attention"
 
-MEMORY_COLUMNS: Columns = {
-    "allocated_bytes": Column(
-        "bytes allocated at the end of its last call in the step; memory columns need CUDA", "bytes"
-    ),
-    "retained_bytes": Column("bytes that its calls left allocated, summed; negative if they freed", "bytes"),
-    "transient_bytes": Column("maximum of the bytes that a call needed temporarily in addition", "bytes"),
-    "peak_bytes": Column("maximum of the allocated bytes while it ran", "bytes"),
-    "reserved_bytes": Column("maximum of the bytes reserved from CUDA at the end of a call", "bytes"),
-}
+MEMORY_COLUMNS = read_columns("nvprof_kit._analysis.layers", "profile-memory")
 """Memory columns, from the allocator's statistics at each begin and end of a layer."""
 
-COLUMNS: Columns = {
-    "step": Column("step number, missing outside steps"),
-    "instance": Column("index of the step instance in time, from 0 (step numbers can repeat); missing outside steps"),
-    "layer": Column("module path, or `(none)` for work outside every layer", kind="str"),
-    "phase": Column("`forward`, `backward`, `recompute`; outside layers the phase of the loop, or `other`", kind="str"),
-    "kind": Column("kind of block; missing for other modules", kind="str"),
-    "calls": Column("number of calls"),
-    "gpu_ops": Column("its own GPU operations, without those of nested layers"),
-    "gpu_self_ns": Column("their GPU time in ns; without a GPU, the time of its CPU operators", "ns"),
-    "gpu_ns": Column("GPU time including nested layers, in ns", "ns"),
-    "attention_ns": Column("the part of `gpu_ns` in fused attention kernels, in ns", "ns"),
-    "cpu_ns": Column("wall time on the CPU inside its ranges, in ns", "ns"),
-    **MEMORY_COLUMNS,
-}
+COLUMNS = read_columns("nvprof_kit._analysis.layers", "profile") | MEMORY_COLUMNS
 """The columns of `LayerProfile.rows`."""
 
-KIND_COLUMNS: Columns = {
-    "kind": Column(
-        "kind of block, or the fused attention that ran: `flash attention`, `cuDNN attention`, …", kind="str"
-    ),
-    "is_block": Column("True for a kind of block, False for a kind of attention", kind="bool"),
-    "layers": Column("number of blocks of this kind, or of layers in which the attention ran"),
-    "count": Column("number of forward calls of the blocks, or of attention kernels"),
-    **{
-        f"{phase}_ns": Column(f"GPU time in {phase}, summed over blocks and steps, in ns", "ns")
-        for phase in LAYER_PHASES
-    },
-    "gpu_ns": Column("sum of the three", "ns"),
-    "attention_ns": Column("the part of `gpu_ns` in fused attention kernels, in ns", "ns"),
-    "cpu_ns": Column("wall time on the CPU inside the blocks' ranges, in ns; missing for attention", "ns"),
-    "mean_ns": Column(
-        "GPU time of one block (or of attention in one layer) in one step, mean over blocks and steps, in ns", "ns"
-    ),
-    "min_ns": Column("minimum", "ns"),
-    "max_ns": Column("maximum", "ns"),
-    "retained_bytes": Column(
-        "bytes that the forward of a block leaves allocated, mean over blocks and steps; missing without CUDA", "bytes"
-    ),
-}
+KIND_COLUMNS = read_columns("nvprof_kit._analysis.layers", "profile-kinds")
 """The columns of `LayerProfile.kinds`."""
 
 

@@ -25,7 +25,7 @@ from nvprof_kit._analysis.attribution.ranges import Ranges, steps_around
 from nvprof_kit._analysis.attribution.steps import StepChoice, devices_of
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.layers.tree import ModelTree
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._trace.annotations import engine_phase
 from nvprof_kit._trace.schema import OP_KINDS, REPLAYED
 from nvprof_kit.names import LAYER_CATEGORIES, LAYER_PHASES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
@@ -36,43 +36,13 @@ PARTS = ("compute_ns", "comm_ns", "copy_ns")
 SPLITS: Mapping[str, str] = {"class": "class_", "phase": "during_"}
 """The further ways to split time, and the prefixes of their column names."""
 
-SPLIT_COLUMNS: Columns = {
-    "class_NAME_ns": Column(
-        "the part of `gpu_self_ns` in kernels of a class: `class_gemm_ns`, `class_attention_ns`, …, in ns "
-        "(only with `--columns class`)",
-        "ns",
-    ),
-    "during_NAME_ns": Column(
-        "the part that ran during a phase of the loop: `during_prefill_ns`, `during_decode_ns`, …, or "
-        "`during_other_ns`, in ns (only with `--columns phase`)",
-        "ns",
-    ),
-}
+SPLIT_COLUMNS = read_columns("nvprof_kit._analysis.layers", "splits")
 """Their columns and what they mean."""
 
-CARRIED: Columns = {
-    "memory_begin_bytes": Column("bytes allocated at the begin of a call, median over calls", "bytes"),
-    "memory_end_bytes": Column("bytes allocated at the end of a call, median over calls", "bytes"),
-    "memory_retained_bytes": Column(
-        "bytes that a call leaves allocated, including nested layers, median over calls; negative if it frees",
-        "bytes",
-        heading="kept MiB",
-    ),
-    "memory_peak_bytes": Column(
-        "maximum of the bytes allocated during a call; exact if the process's peak rose there, otherwise the "
-        "maximum over the begins and ends of the call and of the layers inside it",
-        "bytes",
-        heading="peak MiB",
-    ),
-}
+CARRIED = read_columns("nvprof_kit._analysis.layers", "marked-memory")
 """Columns from the marks in layer ranges; missing without marks."""
 
-TRACED: Columns = {
-    "cuda_alloc_bytes": Column(
-        "bytes allocated by CUDA (`cudaMalloc`) in the layer, without nested layers", "bytes", heading="CUDA MiB"
-    ),
-    "cuda_free_bytes": Column("bytes freed by CUDA (`cudaFree`) in the layer, without nested layers", "bytes"),
-}
+TRACED = read_columns("nvprof_kit._analysis.layers", "traced-memory")
 """Columns from CUDA allocations; missing if nsys did not trace them."""
 
 MEMORY: Columns = {**CARRIED, **TRACED}

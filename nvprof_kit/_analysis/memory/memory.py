@@ -18,7 +18,7 @@ from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._analysis.layers.fold import Views
 from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC, segment_table, step_table, traffic_table
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
@@ -29,31 +29,16 @@ if TYPE_CHECKING:
 
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
-HOLDERS: Columns = {
-    "layer": Column("module path of the layer that allocated it, `(none)` outside layers", kind="str"),
-    "phase": Column("`forward`, `backward`, `recompute`; outside layers the phase of the loop or `other`", kind="str"),
-    "bytes": Column("bytes held at the peak", "bytes"),
-    "blocks": Column("number of blocks"),
-    "largest_bytes": Column("size of the largest", "bytes", fold="max"),
-    "share": Column("`bytes` divided by the peak", "share", kind="float"),
-}
+HOLDERS = read_columns("nvprof_kit._analysis.memory", "layer")
 """Columns of `Memory.layer`; `Memory.stack` and `Memory.size` have ``stack`` or ``size`` in place of the first two."""
 
-LEAKS: Columns = {
-    "layer": Column("module path of the layer that allocated it", kind="str"),
-    "phase": Column("phase of the layer, or of the loop", kind="str"),
-    "stack": Column("call stack of the allocation", kind="str"),
-    "steps": Column("number of steps that left blocks behind"),
-    "blocks": Column("number of blocks left behind"),
-    "bytes": Column("bytes left behind", "bytes"),
-    "bytes_per_step": Column("mean over these steps", "bytes", kind="float"),
-}
+LEAKS = read_columns("nvprof_kit._analysis.memory", "leak")
 """Columns of `Memory.leak`."""
 
 COLUMNS: Mapping[str, Columns] = {
     "layer": HOLDERS,
-    "stack": {**HOLDERS, "stack": Column("call stack of the allocation", kind="str")},
-    "size": {**HOLDERS, "size": Column("size class of the blocks", kind="str")},
+    "stack": HOLDERS | read_columns("nvprof_kit._analysis.memory", "stack"),
+    "size": HOLDERS | read_columns("nvprof_kit._analysis.memory", "size"),
     "allocation": TRAFFIC,
     "step": STEPS,
     "segment": SEGMENTS,

@@ -8,23 +8,9 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 
-SEGMENTS: Columns = {
-    "address": Column("start address of the segment"),
-    "kind": Column("`small`, `large` or `expandable`", kind="str"),
-    "stream": Column("stream that it belongs to"),
-    "pool": Column("memory pool that it belongs to", kind="str"),
-    "total_bytes": Column("bytes reserved from CUDA", "bytes"),
-    "allocated_bytes": Column("the part in allocated blocks", "bytes"),
-    "rounding_bytes": Column("the part of `allocated_bytes` added by rounding", "bytes"),
-    "free_bytes": Column("bytes not allocated, which only PyTorch's allocator can use", "bytes"),
-    "largest_free_bytes": Column("largest contiguous free block", "bytes"),
-    "blocks": Column("number of allocated blocks"),
-    "fragmentation": Column(
-        "1 - `largest_free_bytes` / `free_bytes`; 0 if the free bytes are contiguous", "share", kind="float"
-    ),
-}
+SEGMENTS = read_columns("nvprof_kit._analysis.memory", "segment")
 """Columns of the segments' table."""
 
 
@@ -50,16 +36,7 @@ def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> 
     return table[list(SEGMENTS)]
 
 
-STEPS: Columns = {
-    "step": Column("step number"),
-    "peak_bytes": Column("maximum of the allocated bytes during the step", "bytes"),
-    "end_bytes": Column("bytes allocated at its end", "bytes"),
-    "growth_bytes": Column("increase of `end_bytes` since the previous step", "bytes"),
-    "allocated_bytes": Column("sum of the bytes of its allocations", "bytes"),
-    "allocations": Column("number of its allocations"),
-    "largest_bytes": Column("the largest allocation", "bytes"),
-    "kept_bytes": Column("bytes of its allocations that are still held at the end of the snapshot", "bytes"),
-}
+STEPS = read_columns("nvprof_kit._analysis.memory", "step")
 """Columns of the table of steps."""
 
 
@@ -95,15 +72,7 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
     )
 
 
-TRAFFIC: Columns = {
-    "layer": Column("module path of the layer, `(none)` outside layers", kind="str"),
-    "phase": Column("phase of the layer, or of the loop", kind="str"),
-    "allocations": Column("number of allocations"),
-    "allocated_bytes": Column("sum of their bytes", "bytes"),
-    "largest_bytes": Column("size of the largest", "bytes", fold="max"),
-    "peak_bytes": Column("maximum of the bytes held at a time", "bytes"),
-    "kept_bytes": Column("bytes still held at the end of the snapshot", "bytes"),
-}
+TRAFFIC = read_columns("nvprof_kit._analysis.memory", "allocation")
 """Columns of the table of allocations."""
 
 

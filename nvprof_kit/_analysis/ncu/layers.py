@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +20,7 @@ from nvprof_kit._analysis.layers.fold import Blocks, ByLayer
 from nvprof_kit._analysis.layers.tree import ModelTree, with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, STALL_PREFIX, counters, missed_links
 from nvprof_kit._analysis.ncu.owners import Owner, layers_of_kernels, measured_signatures
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit._trace.schema import Trace
@@ -46,61 +45,10 @@ BUSY = 60.0
 _UNITS = {"dram_pct": "DRAM", "l2_pct": "the L2 cache", "l1_pct": "the L1 cache"}
 _LOW_OCCUPANCY = 40.0
 
-_PERCENT = partial(Column, unit="percent", kind="float")
-_BYTES = partial(Column, unit="bytes", kind="float")
-_FLOP = partial(Column, unit="flop", kind="float")
-
-COLUMNS: Columns = {
-    "layer": Column("module path, including nested layers; or `(none)` for work outside all layers", kind="str"),
-    "phase": Column(
-        "`forward`, `backward` or `recompute`; outside layers the text of the phase's range or `other`", kind="str"
-    ),
-    "launches": Column("number of kernel launches: the measured ones or, with a capture, those of the capture"),
-    "gpu_ns": Column(
-        "their GPU time in ns, from ncu or, with a capture, from the capture, including copies",
-        "ns",
-        kind="float",
-        heading="ms",
-    ),
-    "covered": Column("fraction of `gpu_ns` that measured kernels represent, 0 to 1", "share", kind="float"),
-    "compute_pct": _PERCENT("SM throughput in percent of the peak, mean over the covered time", heading="compute"),
-    "memory_pct": _PERCENT(
-        "memory throughput (the busiest part of the memory system), in percent of the peak", heading="memory"
-    ),
-    "dram_pct": _PERCENT("DRAM throughput, in percent of the peak", heading="DRAM"),
-    "l2_pct": _PERCENT("L2 cache throughput, in percent of the peak", heading="L2"),
-    "l1_pct": _PERCENT("L1 cache throughput, in percent of the peak"),
-    "tensor_pct": _PERCENT("Tensor Core throughput, in percent of the peak", heading="tensor"),
-    "occupancy_pct": _PERCENT("achieved occupancy: active warps per SM, in percent of the maximum", heading="occup."),
-    "l2_hit_pct": _PERCENT("L2 hit rate, in percent of sectors", heading="L2 hit"),
-    "l1_hit_pct": _PERCENT("L1 hit rate, in percent of sectors"),
-    "dram_bytes": _BYTES("bytes between DRAM and L2, over the covered launches", heading="DRAM bytes"),
-    "l2_bytes": _BYTES("bytes between L2 and the SMs, over the covered launches"),
-    "l1_bytes": _BYTES("bytes through the L1 caches, over the covered launches"),
-    "nvlink_bytes": _BYTES(
-        "bytes over NVLink in both directions, including protocol overhead, over the covered launches"
-    ),
-    "nvlink_sent_bytes": _BYTES("bytes sent over NVLink, without protocol overhead", heading="NVLink out"),
-    "nvlink_received_bytes": _BYTES(
-        "bytes received over NVLink, without those that a peer sent before the launch began", heading="NVLink in"
-    ),
-    "flop": _FLOP("floating point operations of the CUDA cores, over the covered launches"),
-    "tensor_flop": _FLOP("operations of the Tensor Cores, over the covered launches"),
-    "intensity": Column(
-        "arithmetic intensity: all operations per byte of DRAM traffic", kind="float", heading="op/byte"
-    ),
-    "stall": Column("most frequent stall reason of warps, as named by ncu", kind="str"),
-    "bound": Column(
-        "`memory`, `compute` or `latency`, whichever holds for most of the covered time; or `not measured`", kind="str"
-    ),
-    "reason": Column("reason for `bound`", kind="str", heading="why"),
-}
+COLUMNS = read_columns("nvprof_kit._analysis.ncu", "layers")
 """The columns of `NcuLayers.rows` and what they mean. What was not measured is missing."""
 
-KERNEL_COLUMNS: Columns = {
-    "layer": Column("module path, or `(none)`", kind="str"),
-    "phase": Column("its phase", kind="str"),
-}
+KERNEL_COLUMNS = read_columns("nvprof_kit._analysis.ncu", "kernels")
 """The columns of the table of kernels that are not metrics; metrics are named as in ncu."""
 
 

@@ -26,7 +26,7 @@ from nvprof_kit._analysis.flops.work import compiled_rows, work_per_step
 from nvprof_kit._analysis.kernels.classes import family_of
 from nvprof_kit._analysis.kernels.signatures import Owner, Signature, read_kernels
 from nvprof_kit._analysis.layers.tree import with_ancestors
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result, renderers
 from nvprof_kit._result.writer import write_file
 from nvprof_kit._trace.flops_file import FlopsFile
@@ -43,22 +43,7 @@ LEAST_SHARES = 0.002, 0.0002, 0.0
 """A kind of work below this share of the GPU time gets no launch of its own, unless the requested share needs it."""
 
 
-COLUMNS: Columns = {
-    "kernel": Column("the kernel's name", kind="str"),
-    "grid": Column("grid size of the launch, in blocks", kind="str"),
-    "block": Column("block size, in threads", kind="str"),
-    "registers": Column("registers per thread"),
-    "shared_bytes": Column("static and dynamic shared memory per block, in bytes", "bytes"),
-    "launches": Column("number of launches with this kernel and launch configuration"),
-    "gpu_ns": Column("their GPU time, in ns", "ns", heading="ms"),
-    "share": Column("`gpu_ns` as a fraction of the GPU time that the plan covers, 0 to 1", "share", kind="float"),
-    "covered": Column("cumulative share of this row and the rows above it, 0 to 1", "share", kind="float"),
-    "above_limit_ns": Column(
-        "`gpu_ns` without the least time for the layer's counted work, if counts lie beside the capture; the plan then "
-        "chooses and sorts by it",
-        "ns",
-    ),
-}
+COLUMNS = read_columns("nvprof_kit._analysis.ncu", "plan")
 """The columns of `NcuPlan.rows` and what they mean."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._analysis.attribution.attribution import Operations, join_warnings
@@ -13,7 +14,7 @@ from nvprof_kit._analysis.layers.layers import BY_STEP
 from nvprof_kit._analysis.layers.layers import COLUMNS as LAYER_COLUMNS
 from nvprof_kit._analysis.summary.facts import Facts
 from nvprof_kit._analysis.summary.views import VIEWS
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._result.result import Result, table_named
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import UsageError
@@ -28,86 +29,19 @@ NO_CPU = (
 )
 """What to do if the capture has no CPU data."""
 
-_STATISTICS: Columns = {
-    "calls": Column("number of calls"),
-    **{
-        f"{clock}_{name}_ns": Column(f"{meaning}, in ns", "ns")
-        for clock, time in (("cpu", "CPU time"), ("gpu", "GPU time"))
-        for name, meaning in (
-            ("total", f"{time}, sum over the calls"),
-            ("avg", "mean over the calls"),
-            ("max", "maximum"),
-            ("min", "minimum"),
-            ("p50", "median"),
-            ("p95", "95th percentile"),
-        )
-    },
-    "cpu_ratio": Column("`cpu_total_ns` divided by that of the capture", "share", kind="float"),
-    "gpu_ratio": Column("`gpu_total_ns` divided by that of the capture", "share", kind="float"),
-}
-_BY_STEP: Columns = {name: LAYER_COLUMNS[name] for name in BY_STEP}
-_GPU: Columns = {
-    "process": Column("index of the process in the capture; missing for a CPU used by several"),
-    "device": Column("device ordinal in the process; missing for a CPU"),
-    "wall_ns": Column("duration of the recording, in ns", "ns"),
-}
+_columns = partial(read_columns, "nvprof_kit._analysis.summary")
+_STATISTICS, _GPU = _columns("statistics"), _columns("gpu")
+_BY_STEP = {name: LAYER_COLUMNS[name] for name in BY_STEP}
 
 VIEW_COLUMNS: Mapping[str, Columns] = {
-    "device": {
-        **_BY_STEP,
-        **_GPU,
-        "name": Column("name of the GPU, `CPU`, or `CPU operators` in a capture without a GPU", kind="str"),
-        "busy_ns": Column("time in which it was busy, in ns; missing without context switches", "ns"),
-        "utilisation": Column("`busy_ns` over `wall_ns`; above 1 for several threads on a CPU", "share", kind="float"),
-    },
-    "overview": {
-        **_BY_STEP,
-        "event": Column("kind of activity; overlapping time counts once", kind="str"),
-        **_STATISTICS,
-    },
-    "model": {
-        **_BY_STEP,
-        "part": Column("part of the loop", kind="str"),
-        "gpu_ops": Column("number of GPU operations"),
-        **_STATISTICS,
-    },
-    "distributed": {
-        **_BY_STEP,
-        **_GPU,
-        "compute_ns": Column("time in which it computed, in ns", "ns"),
-        "comm_ns": Column("time in which it communicated, in ns", "ns"),
-        "overlap_ns": Column("time of both, in ns", "ns"),
-        "exposed_comm_ns": Column("exposed communication, in ns", "ns"),
-        "comm_ratio": Column("`comm_ns` over `wall_ns`", "share", kind="float"),
-        "overlap_ratio": Column("`overlap_ns` over `comm_ns`", "share", kind="float"),
-    },
-    "operator": {
-        **_BY_STEP,
-        "operator": Column("name of the operator", kind="str"),
-        "kernel": Column("a kernel that it launched; '' for the operator itself", kind="str"),
-        **_STATISTICS,
-    },
-    "kernel": {
-        **_BY_STEP,
-        "name": Column("name of the kernel", kind="str"),
-        "kernel_class": Column("its class", kind="str", heading="class"),
-        "family": Column("the rule that classified it", kind="str"),
-        **_STATISTICS,
-    },
-    "memory": {
-        **_BY_STEP,
-        "copy": Column("direction of the copy, or memset", kind="str"),
-        "memory": Column("host memory, '' if none", kind="str"),
-        **_STATISTICS,
-        "bytes": Column("sum of their bytes", "bytes"),
-        "gb_per_s": Column("10^9 bytes per second", "gb_per_s", kind="float"),
-    },
-    "user": {
-        **_BY_STEP,
-        "range": Column("text of the range", kind="str"),
-        "category": Column("its category", kind="str"),
-        **_STATISTICS,
-    },
+    "device": _BY_STEP | _GPU | _columns("device"),
+    "overview": _BY_STEP | _columns("overview") | _STATISTICS,
+    "model": _BY_STEP | _columns("model") | _STATISTICS,
+    "distributed": _BY_STEP | _GPU | _columns("distributed"),
+    "operator": _BY_STEP | _columns("operator") | _STATISTICS,
+    "kernel": _BY_STEP | _columns("kernel") | _STATISTICS,
+    "memory": _BY_STEP | _columns("memory") | _STATISTICS | _columns("traffic"),
+    "user": _BY_STEP | _columns("user") | _STATISTICS,
 }
 """The columns of each view; an answer has a subset."""
 
