@@ -7,6 +7,8 @@ with the exception's ``exit_code``.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from numbers import Integral
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -64,3 +66,24 @@ def require(value: T, kinds: type | tuple[type, ...], argument: str, needed: str
         return value
     found = repr(value) if isinstance(value, (str, int, float, tuple, list)) else f"a {type(value).__name__}"
     raise UsageError(f"{argument} is {found}; needed {needed}")
+
+
+def require_choice(value: object, choices: Iterable[str], argument: str) -> None:
+    """Refuse a value that is none of an argument's choices; None is the default of each argument.
+
+    Raises:
+        UsageError: It is none of them.
+    """
+    choices = tuple(choices)
+    if value is not None and value not in choices:
+        raise UsageError(f"{argument}={value!r}: no such choice; available: {', '.join(choices)}")
+
+
+def require_positive(value: object, argument: str) -> None:
+    """Refuse what is no number of things; None is the default of each argument.
+
+    Raises:
+        UsageError: It is no whole number of 1 or more.
+    """
+    if value is not None and not (isinstance(value, Integral) and int(value) > 0):
+        raise UsageError(f"{argument}={value!r}: needed a whole number, 1 or more")

@@ -20,7 +20,7 @@ from nvprof_kit._result.result import Plot, RowOptions
 from nvprof_kit._result.writer import Document
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect, recognised
 from nvprof_kit._trace.files.packed import read_packed
-from nvprof_kit.errors import CaptureError, UsageError
+from nvprof_kit.errors import CaptureError, UsageError, require_choice, require_positive
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
@@ -234,6 +234,9 @@ class Capture:
             scope: dict[str, Any] = {"by": by, "columns": columns, "process": process}
             return named.layers(depth=depth, steps=steps, **scope, **rows)
         added = (columns,) if isinstance(columns, str) else tuple(columns)
+        require_choice(by, ("step",), "by")
+        for name in added:
+            require_choice(name, get_args(Columns), "columns")
         memory, splits = "memory" in added, tuple(name for name in added if name != "memory")
         if by and splits:
             raise UsageError("--columns splits the time of all steps; leave --by step out, or name steps by --steps")
@@ -275,8 +278,7 @@ class Capture:
         Raises:
             UsageError: The view is unknown, or none of the requested steps is in the capture.
         """
-        if view is not None:
-            _among(view, get_args(BreakdownView), "view of a breakdown")
+        require_choice(view, get_args(BreakdownView), "view")
         operations = self._operations(NEEDS["breakdown"])
         from nvprof_kit._analysis.breakdown.breakdown import breakdown
 
@@ -309,7 +311,8 @@ class Capture:
         """
         views = (view,) if isinstance(view, str) else tuple(view)
         for name in views:
-            _among(name, get_args(SummaryView), "view of a summary")
+            require_choice(name, get_args(SummaryView), "view")
+        require_choice(by, ("step",), "by")
         chosen = _steps(steps)
         from nvprof_kit._analysis.attribution.steps import ALL_STEPS
 
@@ -447,6 +450,7 @@ class Capture:
             CaptureError: The captures cannot be compared: different GPU, tool or part of the loop, or too few steps.
             UsageError: A gate matches no row, or none of the requested steps is in a capture.
         """
+        require_choice(view, ("rows", "kernels"), "view")
         gates = [parse_gate(limit) for limit in fail_on]
         news = [new] if isinstance(new, (Capture, str, Path)) else new
         sides = [
@@ -480,6 +484,7 @@ class Capture:
         Raises:
             UsageError: None of the requested steps is in the capture.
         """
+        require_positive(depth, "depth")
         drawn, info = self._timeline(_steps(steps), typical=True)
         from nvprof_kit._report.plots.timeline import timeline_figure
 
@@ -516,7 +521,7 @@ class Capture:
         Raises:
             UsageError: None of the requested steps is in the capture.
         """
-        _among(data_format, get_args(TraceForm), "form of a trace")
+        require_choice(data_format, get_args(TraceForm), "data_format")
         timeline, info = self._timeline(_steps(steps))
         from nvprof_kit._report.export import SUFFIXES, trace_events
 
@@ -569,7 +574,7 @@ class Capture:
         from nvprof_kit._analysis.kernels.signatures import NEEDED as FOR_METRICS
         from nvprof_kit._trace.flops_file import find_flops, read_flops
 
-        _among(set, get_args(SectionSet), "set of sections")
+        require_choice(set, get_args(SectionSet), "set")
         _in_range("share", share, 1e-6, 1)
         operations = self._operations(FOR_METRICS)
         file = find_flops(self.path)
@@ -710,11 +715,6 @@ def _steps(steps: Steps) -> StepOptions:
     from nvprof_kit._analysis.attribution.steps import StepOptions
 
     return StepOptions.of(steps)
-
-
-def _among(name: str, choices: Sequence[str], subject: str) -> None:
-    if name not in choices:
-        raise UsageError(f"{name!r}: no such {subject}; available: {', '.join(choices)}")
 
 
 def _in_range(name: str, value: float, lowest: float = 0.0, highest: float = math.inf) -> float:

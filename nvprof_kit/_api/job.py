@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._api.capture import Capture, domain_of, read_rules
 from nvprof_kit._result.writer import Document
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import UsageError, require_choice
 from nvprof_kit.issues import Issue, as_issues, listing, plural
 from nvprof_kit.names import DOMAIN
 
@@ -179,12 +179,14 @@ class Job:
             layer: The layer to change; None for the layer of `verdict`.
 
         Raises:
-            UsageError: The job does not contain the rank, or has too many collectives to replay.
+            UsageError: The job does not contain the rank or the layer, or has too many collectives to replay.
         """
         from nvprof_kit._ranks.replay import what_if
 
         if rank is not None:
             self._check_there([rank])
+        if layer is not None and layer not in set(self._layers["layer"]):
+            raise UsageError(f"layer={layer!r}: no such layer in the job; see layers()")
         named = self.verdict.layer if rank is None and layer is None else layer
         rows = what_if(self._graph, self._layers, self.verdict.rank if rank is None else rank, named)
         return self._table("what-if", rows)
@@ -261,6 +263,7 @@ class Job:
         from nvprof_kit._report.export import SUFFIXES, RankClock, job_trace
 
         self._check_there(ranks)
+        require_choice(data_format, SUFFIXES, "data_format")
         selected = self.ranks[self.ranks["rank"].isin(ranks)] if ranks else self.ranks
         chosen = StepOptions.of(steps)
         sources: list[Path] = []

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from nvprof_kit._api.capture import Capture, domain_of, read_rules
 from nvprof_kit._trace.timer_log import TimerLogs, read_timer_logs
-from nvprof_kit.errors import UsageError
+from nvprof_kit.errors import UsageError, require_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -157,6 +157,7 @@ class MemorySnapshot:
             CaptureError: The file cannot be read, or has no data for the device.
             UsageError: None of the requested steps is in the snapshot.
         """
+        require_choice(by, get_args(MemoryView), "by")
         snapshot = self.snapshot  # another process reads it while this one imports
         from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
@@ -221,6 +222,7 @@ class TimerLog:
         from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._analysis.timers import timers
 
+        require_choice(by, ("rank", "call"), "by")
         chosen = StepOptions.of(steps)
         answer = timers(self.logs, by, tuple(collective), chosen)
         return replace(answer, sources=self.sources).selected(**rows)

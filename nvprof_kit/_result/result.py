@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import CAPTURE, FOLDED, Columns
 from nvprof_kit._result.writer import write_file
-from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.errors import ToolError, UsageError, require, require_choice, require_positive
 from nvprof_kit.issues import Issue, in_order, printed
 
 if TYPE_CHECKING:
@@ -282,8 +282,9 @@ class Result:
                 ``html``, ``png``, …
 
         Raises:
-            UsageError: The result has no plot.
+            UsageError: There is no such format, or the result has no plot.
         """
+        require_choice(data_format, BY_SUFFIX.values(), "data_format")
         if data_format == TABLE:
             text: str = renderers().text_of(self.parts(), to_file=True)
             return text.encode("utf-8", "replace")
@@ -311,8 +312,15 @@ class Result:
 
         Returns:
             A copy of the result with this selection.
+
+        Raises:
+            UsageError: ``sort`` is no text, or ``top`` is no number of rows.
         """
         patterns = (where,) if isinstance(where, str) else tuple(where)
+        require(sort, str, "sort", "the name of a column")
+        require_positive(top, "top")
+        require(fold, (bool, type(None)), "fold", "True or False")
+        require_positive(getattr(self, "depth", None), "depth")
         return replace(self, select=Selection(patterns, sort, top, fold))
 
     @property

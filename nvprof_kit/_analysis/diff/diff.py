@@ -113,15 +113,17 @@ class Diff(Result):
         """The rows of the selected layers; where equal blocks are folded, with ``folded_into`` and ``unlike``."""
         rows = self.table(view)
         if rows is self.kernels:
-            return rows
+            return self.select.sorted(rows)
         rows = self.among(rows)
-        if not self.select.fold:
-            return rows
-        return mark_ranked(rows, COLUMNS, "change_ns", ALIKE)
+        return self.select.sorted(mark_ranked(rows, COLUMNS, "change_ns", ALIKE) if self.select.fold else rows)
 
     def among(self, rows: pd.DataFrame) -> pd.DataFrame:
-        if not self.select.where:
-            return rows
+        """These rows of the comparison without those of layers that are not selected.
+
+        Raises:
+            UsageError: No layer matches.
+        """
+        self.select.among(rows[rows["layer"] != ""])
         return rows[[not layer or self.select.matches(layer) for layer in rows["layer"].astype(str)]]
 
     def encode(self, data_format: str) -> bytes:

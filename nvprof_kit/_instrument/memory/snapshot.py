@@ -19,7 +19,7 @@ from nvprof_kit._instrument.patches import Stack, nothing
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import replacing
 from nvprof_kit._instrument.session import Watch
-from nvprof_kit.errors import PATH, UsageError, require
+from nvprof_kit.errors import PATH, UsageError, require, require_choice
 from nvprof_kit.names import LAYER_CATEGORIES, MEMORY_SPANS, PHASE_CATEGORIES, Category, kineto_name, memory_label
 
 _LABELLING = (*LAYER_CATEGORIES, *PHASE_CATEGORIES)
@@ -113,8 +113,7 @@ class memory_snapshot(ContextDecorator):
         self.path = Path(require(path, PATH, "memory_snapshot: path", "a path")).absolute()
         require(at_step, (int, type(None)), "memory_snapshot: at_step", "the number of a step")
         require(max_entries, int, "memory_snapshot: max_entries", "a number of events")
-        if stacks not in ("python", "all"):
-            raise UsageError(f"memory_snapshot: stacks={stacks!r} is neither 'python' nor 'all'")
+        require_choice(stacks, ("python", "all"), "memory_snapshot: stacks")
         self._at_step, self._max_entries, self._stacks = at_step, max_entries, stacks
         self.written: list[Path] = []
         self._watch: Watch | None = None

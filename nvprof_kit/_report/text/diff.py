@@ -51,6 +51,7 @@ def _changes(result: Diff) -> tuple[list[dict[Any, Any]], str, list[str]]:
     if folded is not layers:
         folded["change"] = (folded["change_ns"] / folded["base_ns"].where(folded["base_ns"] > 0)).astype("float64")
     levels = [folded if level == "layer" else changed[changed["level"] == level] for level in [*LEVELS][:-1]]
+    levels = [*map(result.select.sorted, levels)] if result.view == "rows" else levels
     more = sum(len(level_rows.iloc[top:]) for level_rows in levels)
     omitted = [f"{more} more changed"] if more else []
     rows = rows[rows["level"].isin(("phase", "class", "layer"))]
@@ -67,15 +68,16 @@ def _changes(result: Diff) -> tuple[list[dict[Any, Any]], str, list[str]]:
 def _kernels(result: Diff) -> list[str]:
     """A title, and the first new, removed and changed kernels, one line each; empty if there are none."""
     top, (base, new) = result.select.top or 15, result.launches
+    kernels = result.to_frame("kernels") if result.view == "kernels" else result.kernels
     lines = [f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per {result.unit}"]
-    for row in result.kernels.head(top).to_dict("records"):
+    for row in kernels.head(top).to_dict("records"):
         name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
         times = " → ".join(MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
         counts = " → ".join(dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count")))
         lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {counts} per {result.unit}, {times} ms)")
-    if len(result.kernels) > top:
-        lines.append(f"… and {len(result.kernels) - top:,} more; --top N shows them")
-    return lines if len(result.kernels) else []
+    if len(kernels) > top:
+        lines.append(f"… and {len(kernels) - top:,} more; --top N shows them")
+    return lines if len(kernels) else []
 
 
 def _gates(result: Diff) -> list[tuple[bool, str]]:

@@ -33,7 +33,7 @@ FOLD = 8
 def ranks_report(result: Ranks) -> list[RenderableType]:
     """The report: verdict, waiting by cause, layers, clocks, critical path and what-if."""
     top, fold = result.select.top or 10, result.select.fold
-    if result.select.where:
+    if result.select.asked:
         tables_of_layers = {name: getattr(result, name) for name in ("charges", "layers", "critical_path")}
         selected_tables: dict[str, Any] = dict(result.select.each(tables_of_layers))
         result = replace(result, **selected_tables)

@@ -130,6 +130,7 @@ def test_parquet_is_not_for_a_terminal(monkeypatch):
         ("layers CAPTURE --sort colour --format csv", "--sort colour: no such column; available: layer, phase"),
         ("layers CAPTURE --columns class --by step", "--columns splits the time of all steps"),
         ("breakdown CAPTURE --sort colour", "no such column"),
+        ("diff RUN RUN --where nosuch", "no layer matches"),
         ("diff CAPTURE", "BASE1 BASE2 --vs NEW1 NEW2"),
         ("diff CAPTURE CAPTURE CAPTURE", "BASE1 BASE2 --vs NEW1 NEW2"),
         ("diff --vs CAPTURE", "Missing argument"),

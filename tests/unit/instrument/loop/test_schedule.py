@@ -170,7 +170,7 @@ def test_a_wrong_argument_is_named_in_one_line(tmp_path):
         "Throughput: samples is 'x'": lambda: nvprof_kit.Throughput(samples="x"),
         "Utilisation: interval_s is 'x'": lambda: nvprof_kit.Utilisation("x"),
         "str is not an optimizer": lambda: MemoryProfiler(model, "folder"),
-        "stacks='cpp' is neither": lambda: memory_snapshot(tmp_path / "run.pickle", stacks="cpp"),
+        "stacks='cpp': no such choice": lambda: memory_snapshot(tmp_path / "run.pickle", stacks="cpp"),
     }
     for text, call in cases.items():
         with pytest.raises(UsageError) as raised:
