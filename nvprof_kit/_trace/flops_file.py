@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._trace.files.packed import read_packed
-from nvprof_kit._trace.schema import Column
+from nvprof_kit._trace.schema import Column, read_tables
 from nvprof_kit.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -19,33 +19,8 @@ if TYPE_CHECKING:
 FORMAT = "nvprof_kit flops"
 VERSION = 3
 
-RANGES: Mapping[str, Column] = {
-    "layer": Column("object", "the layer's path, `(none)` for a phase of the loop"),
-    "phase": Column("object", "`forward`, `backward` or `recompute`; of `(none)` the phase's text or `other`"),
-    "inside": Column("int64", "row of the layer's range around it, -1 at the top"),
-    "calls": Column("int64", "how often it was opened there"),
-    "fused_bytes": Column("float64", "least memory traffic of these calls, each fused into one"),
-}
-"""Columns of `FlopsFile.ranges`; a parent range comes before its children."""
-
-OPERATORS: Mapping[str, Column] = {
-    "range": Column("int64", "row of the innermost range it ran in"),
-    "name": Column("object", "the operator, `aten::mm`"),
-    "dtype": Column("object", "type of the numbers it multiplies: `bf16`, `fp16`, `fp32`, `tf32`, `fp8`, `int8`, …"),
-    "runs": Column("int64", "how often it ran"),
-    "flops": Column("float64", "its floating point operations, all runs together; exact to 2**53"),
-    "least_flops": Column("float64", "the same without what a causal mask leaves out"),
-    "bytes": Column("float64", "bytes of its inputs and outputs, each storage once, all runs together"),
-    "dram_bytes": Column("float64", "bytes of these that the L2 cannot hold from one operator to the next"),
-}
-"""Columns of `FlopsFile.operators`."""
-
-UNKNOWN: Mapping[str, Column] = {
-    "range": Column("int64", "row of the innermost range it ran in"),
-    "name": Column("object", "the operator, or what took its place"),
-    "runs": Column("int64", "how often it ran"),
-}
-"""Columns of `FlopsFile.unknown`: operators with an unknown number of floating point operations."""
+TABLES = read_tables("nvprof_kit._trace", "flops.toml")
+"""The tables of a `FlopsFile`, and their columns."""
 
 _DEEPEST = 500
 _SUFFIXES = re.compile(r"(\.(sqlite|nsys-rep|json|json\.gz)|_pqtdir)?(\.xz)?$")
@@ -149,10 +124,7 @@ def _json(path: Path) -> Any:
 
 
 def _tables(path: str, content: dict[str, Any]) -> FlopsFile:
-    ranges, operators, unknown = (
-        _frame(content, table, columns)
-        for table, columns in (("ranges", RANGES), ("operators", OPERATORS), ("unknown", UNKNOWN))
-    )
+    ranges, operators, unknown = (_frame(content, table, columns) for table, columns in TABLES.items())
     depths: list[int] = []
     for number, parent in enumerate(ranges["inside"].tolist()):
         if not -1 <= parent < number:

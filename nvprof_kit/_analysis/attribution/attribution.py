@@ -9,7 +9,7 @@ that moment, if exactly one other thread has one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.intervals import NONE, Integers, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify, is_comm
-from nvprof_kit._trace.schema import Column, Trace
+from nvprof_kit._trace.schema import Trace, read_tables
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
@@ -112,20 +112,7 @@ def attribute(trace: Trace, ranges: Ranges | None = None) -> Attribution:
     return Attribution(ranges, inner_ranges, layers, phases, steps, hows, replays)
 
 
-OWNER_COLUMNS: Mapping[str, Column] = {
-    "layer": Column("category", "module path of the layer, `(none)` outside layers"),
-    "phase": Column(
-        "category",
-        "`forward`, `backward` or `recompute`; outside layers the phase of the loop (`optimizer`, …) or `other`",
-    ),
-    "step": Column("Int64", "step number, NA outside steps"),
-    "kernel_class": Column("category", "kernel class: `gemm`, `attention`, `norm`, …"),
-    "how": Column(
-        "category",
-        "how it was attributed: by its `launch`, by the creation of its `graph node`, by the phase open on an "
-        "`other thread`, by the `structure` of the order of kernels, or `none`",
-    ),
-}
+OWNER_COLUMNS = read_tables("nvprof_kit._analysis.attribution")["operations"]
 """The columns that `attributed` adds to those of `nvprof_kit._trace.schema.OPS`."""
 
 

@@ -25,7 +25,7 @@ from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
-from nvprof_kit._trace.flops_file import OPERATORS, RANGES, UNKNOWN, FlopsFile
+from nvprof_kit._trace.flops_file import TABLES, FlopsFile
 from nvprof_kit.names import (
     LAYER_CATEGORIES,
     NO_LAYER,
@@ -410,8 +410,8 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
             dram = sum(map(l2.read, work.reads)) + sum(map(l2.write, work.writes))
             amounts = (work.flops, work.least_flops, sum(work.reads) + sum(work.writes), dram)
             operators.append((region, name, work.dtype, 1, *amounts))
-    tables = (pd.DataFrame(cells, columns=[*columns]) for cells, columns in
-              ((regions, RANGES), (operators, OPERATORS), (unknown, UNKNOWN)))  # fmt: skip
+    rows_of_tables = zip((regions, operators, unknown), TABLES.values(), strict=True)
+    tables = (pd.DataFrame(cells, columns=[*columns]) for cells, columns in rows_of_tables)
     named = f"the shapes in {trace.info.path}"
     return FlopsFile(named, max(choice.count, 1), "", "", *tables)
 

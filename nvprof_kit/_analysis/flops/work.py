@@ -63,7 +63,7 @@ class Program:
         keys: The layer and phase of each range.
         calls: How often each layer and phase ran.
         recomputes: Whether a range is in a layer that activation checkpointing runs again.
-        operators: The columns of `OPERATORS` in `nvprof_kit._trace.flops_file` and, in ns: ``peak_ns`` and
+        operators: The columns of ``operators`` in `nvprof_kit._trace.flops_file.TABLES` and, in ns: ``peak_ns`` and
             ``least_peak_ns``, the time of its operations at the peak, of all and of those that a causal mask leaves;
             ``memory_ns``, that of its traffic at the bandwidth; ``limit_ns``, the longer of the latter two; and the
             parts of it in operators that are limited by their operations (``compute_ns``) and in products,

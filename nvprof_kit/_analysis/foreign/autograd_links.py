@@ -8,7 +8,7 @@ one that created it.
 `AccumulateGrad` accumulates a gradient into a parameter's gradient and has no sequence number. The engine runs it
 right after the node that produced the gradient, so it belongs to that node's layer.
 
-Operators are tables with the columns of `nvprof_kit._trace.schema.OPERATORS` but the name, indexed from 0.
+Operators are tables with the columns of the schema's ``operators`` but the name, indexed from 0.
 """
 
 from __future__ import annotations

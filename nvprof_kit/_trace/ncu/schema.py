@@ -9,23 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvprof_kit._trace.schema import Column
+from nvprof_kit._trace.schema import read_tables
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KERNELS: Mapping[str, Column] = {
-    "id": Column("int64", "ncu's id of the result, from 0 in each report"),
-    "pid": Column("int64", "process id, -1 if unknown"),
-    "tid": Column("int64", "thread that launched it, -1 if the report has no NVTX state"),
-    "kernel": Column("object", "name of the kernel, without a prefix of `--print-nvtx-rename`"),
-    "grid": Column("object", "grid size in blocks, as `(64, 1, 1)`; '' if unknown"),
-    "block": Column("object", "block size in threads, in the same form"),
-    "device": Column("int64", "device ordinal, -1 if unknown"),
-    "cc": Column("object", "compute capability: `9.0`, '' if unknown"),
-    "stack": Column("object", "texts of the domain's ranges open on that thread, outermost first (tuple)"),
-}
+KERNELS = read_tables("nvprof_kit._trace.ncu")["kernels"]
 """The measured kernels."""
 
 

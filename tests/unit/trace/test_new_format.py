@@ -10,7 +10,7 @@ import pytest
 
 import nvprof_kit
 from nvprof_kit._trace import open as opening
-from nvprof_kit._trace.schema import API, GRAPH_NODES, OPS, RANGES, TABLES, CaptureInfo, Trace
+from nvprof_kit._trace.schema import TABLES, CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 
 
@@ -27,25 +27,24 @@ class ToyReader:
         ranges = [(int(start), int(end), 1, 1, True, False, "forward", name, None)
                   for kind, name, start, end in lines if kind == "range"]  # fmt: skip
         kernels = [tuple(map(int, words)) for kind, *words in lines if kind == "kernel"]
-        ops = [
-            (start, end, 0, 1, number, -1, 0, "gemm", 7, -1, "")
-            for number, (start, end, _) in enumerate(kernels, 1)
-        ]  # fmt: skip
+        ops = [(start, end, 0, 1, number, -1, 0, "gemm", 7, -1, "")
+               for number, (start, end, _) in enumerate(kernels, 1)]  # fmt: skip
         return Trace(
             CaptureInfo(str(source.named), "toy 1", domain="nvprof_kit", gpus=("GPU",), ordinals=(0,)),
-            table(RANGES, ranges, list(RANGES)),
-            table(API, [(call, 1, 1, number) for number, (*_, call) in enumerate(kernels, 1)], list(API)[:4]),
-            table(OPS, ops, [*list(OPS)[:10], "host_memory"]),
-            table(GRAPH_NODES, [], list(GRAPH_NODES)),
-            **{name: table(TABLES[name], [], list(TABLES[name])) for name in request.optional if name in TABLES},
+            table("ranges", ranges),
+            table("api", [(call, 1, 1, number) for number, (*_, call) in enumerate(kernels, 1)], 4),
+            table("ops", ops, 10, "host_memory"),
+            table("graph_nodes", []),
+            **{name: table(name, []) for name in request.optional if name in TABLES},
         )
 
     def read_more(self, source: Any, trace: Trace, request: Any) -> Trace:
         return self.read(source, request)
 
 
-def table(schema: Any, rows: list[Any], columns: list[str]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=columns).astype({name: schema[name].dtype for name in columns})
+def table(name: str, rows: list[Any], first: int | None = None, *more: str) -> pd.DataFrame:
+    columns = [*list(TABLES[name])[:first], *more]
+    return pd.DataFrame(rows, columns=columns).astype({column: TABLES[name][column].dtype for column in columns})
 
 
 @pytest.fixture
