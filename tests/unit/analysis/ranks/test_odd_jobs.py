@@ -180,7 +180,7 @@ def test_lost_operations_do_not_shift_the_others(tmp_path):
     assert found["wait_ns"].tolist() == [3 * MS] * 4
     assert set(found["late_rank"]) == {1}
     assert found["collective"].tolist() == [f"{COMM:#x} AllReduce {71 + id_}" for id_ in (0, 2, 4, 5)]
-    assert set(job._tables._frame("SELECT bytes FROM collectives")["bytes"]) == {2_000}  # 1,000 of two bytes
+    assert set(job._tables._run("SELECT bytes FROM collectives", "df")["bytes"]) == {2_000}  # 1,000 of two bytes
 
 
 def test_a_kernel_of_several_operations_is_another_with_the_same_ones(tmp_path):

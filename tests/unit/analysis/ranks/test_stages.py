@@ -17,8 +17,8 @@ MICRO_BATCHES, STEPS = 4, 4
 def matched_rows(job: Job) -> pd.DataFrame:
     """What took part in each match in a step, in each rank's order."""
     assert job._aligned is not None
-    return job._tables._frame("SELECT c, s, k, m.rank, index, x.kind, m.step FROM matched AS m JOIN collectives AS x "
-                              "USING (rank, index) WHERE m.step >= 0 ORDER BY m.rank, index")  # fmt: skip
+    return job._tables._run("SELECT c, s, k, m.rank, index, x.kind, m.step FROM matched AS m JOIN collectives AS x "
+                            "USING (rank, index) WHERE m.step >= 0 ORDER BY m.rank, index", "df")  # fmt: skip
 
 
 def by_program(job: Job) -> tuple[int, int, int]:
