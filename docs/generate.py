@@ -33,12 +33,12 @@ from nvprof_kit._instrument.meters import utilisation
 from nvprof_kit._result import formats
 from nvprof_kit._result.column import FOLDED, Columns
 from nvprof_kit._result.result import Result
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.jobs.schema import TABLES as MAP_TABLES
 from nvprof_kit._trace.jobs.schema import VERSION as MAP_VERSION
 from nvprof_kit._trace.ncu.schema import KERNELS
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import TABLES as CAPTURE_TABLES
-from nvprof_kit._trace.timer_log import STAGES
 from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS
 
 DOCS = Path(__file__).parent
@@ -255,7 +255,10 @@ OTHER_TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Snapshot: segments": ("`open_snapshot(...).snapshot.segments`: memory reserved from CUDA.", SEGMENTS),
     "Snapshot: blocks": ("`open_snapshot(...).snapshot.blocks`: the parts of the segments.", BLOCKS),
     "Nsight Compute: kernels": ("`open_ncu(...).report.kernels`: one row per measured kernel.", KERNELS),
-    "Timer logs: stages": ("`open_timers(...).logs.stages`: one row per call of a stage on a rank.", STAGES),
+    "Timer logs: stages": (
+        "`open_timers(...).logs.stages`: one row per call of a stage on a rank.",
+        read_toml("nvprof_kit._trace", "timer_log.toml")["stages"],
+    ),
 }
 """The tables of what is not a capture, by heading: what they are, and the meaning of their columns."""
 

@@ -8,7 +8,7 @@ with too few samples has no values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +22,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choos
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.tree import layer_parents, with_ancestors
 from nvprof_kit._result.column import read_columns
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
@@ -29,18 +30,7 @@ from nvprof_kit.names import NO_LAYER
 
 Floats = npt.NDArray[np.float64]
 
-_SAMPLED = {
-    "sm_active_pct": ("SM Active", "SMs Active"),
-    "sm_issue_pct": ("SM Issue",),
-    "tensor_active_pct": ("Tensor Active", "Tensor Active / FP16 Active", "Tensor Active/FP16 Active"),
-    "warps_pct": ("Compute Warps in Flight", "Compute Warps In Flight"),
-    "dram_read_pct": ("DRAM Read Bandwidth", "DRAM Read Throughput"),
-    "dram_write_pct": ("DRAM Write Bandwidth", "DRAM Write Throughput"),
-    "nvlink_rx_pct": ("NVLink RX Bandwidth", "NVLink RX Throughput", "NVLink RX Responses User Data"),
-    "nvlink_tx_pct": ("NVLink TX Bandwidth", "NVLink TX Throughput", "NVLink TX Requests User Data"),
-    "pcie_rx_pct": ("PCIe RX Throughput", "PCIe Read Throughput"),
-    "pcie_tx_pct": ("PCIe TX Throughput", "PCIe Write Throughput"),
-}
+_SAMPLED: Mapping[str, Sequence[str]] = read_toml("nvprof_kit._analysis", "gpu_metrics.toml")["metrics"]
 """The sampled columns, and the names of nsys's metrics of each on different GPUs."""
 
 MIN_SAMPLES = 20

@@ -7,7 +7,7 @@ A line is ``[RANK 0] forward, start=1716182684.282194, end=1716182685.123003, cp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +18,6 @@ from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
     import pandas as pd
-
-STAGES: Mapping[str, str] = {
-    "rank": "rank (int64)",
-    "stage": "name of the stage (category)",
-    "call": "number of earlier calls of the stage on the rank (int64)",
-    "start_ns": "when it started, in ns since 1970 on the rank's own clock (int64)",
-    "end_ns": "when it ended (int64)",
-    "cpu_ns": "CPU time in ns (int64)",
-    "cuda_ns": "GPU time between the stage's two CUDA events in ns, NA if not measured (Int64)",
-}
-"""Columns of `TimerLogs.stages`."""
 
 _LINE = re.compile(
     r"^\[RANK (\d{1,6})\] (.{1,400}), start=(\d{1,10})\.(\d{6})\d{0,9}, end=(\d{1,10})\.(\d{6})\d{0,9}, "
@@ -44,7 +33,7 @@ class TimerLogs:
 
     Attributes:
         path: The path as given by the user.
-        stages: One row per call of a stage, sorted by rank and start; columns `STAGES`.
+        stages: One row per call of a stage, sorted by rank and start; columns as in `timer_log.toml`.
         warnings: Sentences about unreadable data.
     """
 

@@ -25,25 +25,7 @@ from nvprof_kit.issues import Issue
 if TYPE_CHECKING:
     import pandas as pd
 
-CLASSES: Mapping[str, str] = {
-    "gemm": "matrix products and convolutions",
-    "experts": "mixtures of experts: routing, sorting tokens, grouped matrix products, combination",
-    "attention": "fused attention: flash, cuDNN, memory-efficient, flex, paged",
-    "ssm": "state spaces and linear attention: selective and chunked scans, delta rules",
-    "norm": "layer, RMS, batch and group norm",
-    "rope": "rotary position embedding as a kernel of its own",
-    "elementwise": "one result per element: activations, residual additions, dropout",
-    "reduction": "sums, means, losses, scans",
-    "softmax": "softmax and cross-entropy that are kernels of their own",
-    "embedding": "table look-ups and their backward",
-    "quantization": "quantising, scaling and dequantising outside of other kernels",
-    "kv_cache": "writing, gathering and moving the cache of keys and values",
-    "sampling": "drawing tokens: top-k and top-p, penalties, rejection",
-    "optimizer": "fused and foreach optimizer steps, and gradient clipping by foreach",
-    "comm": "collectives and peer-to-peer transfers by kernels",
-    "copy": "memcpy, memset, and kernels that only move or cast: copy, cat, index",
-    "other": "sorts, whole CUDA graphs, and whatever no rule matched",
-}
+CLASSES: Mapping[str, str] = read_toml("nvprof_kit._analysis.kernels", "classes.toml")["classes"]
 """The classes and their descriptions; an operation's class is an index into the keys."""
 
 UNMATCHED = "(matched nothing)"

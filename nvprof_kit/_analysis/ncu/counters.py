@@ -7,55 +7,25 @@ second or per cycle; all are converted to amounts per launch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.issues import Issue
 
 Floats = npt.NDArray[np.float64]
 
-_ELAPSED, _ACTIVE = ".avg.pct_of_peak_sustained_elapsed", ".avg.pct_of_peak_sustained_active"
+_METRICS = read_toml("nvprof_kit._analysis.ncu", "counters.toml")
 
-DURATION = ("gpu__time_duration.sum", "gpu__time_duration.avg", "gpu__time_duration.max")
-
-PERCENTAGES: dict[str, tuple[str, ...]] = {
-    "compute_pct": (f"sm__throughput{_ELAPSED}",),
-    "memory_pct": (f"gpu__compute_memory_throughput{_ELAPSED}",),
-    "dram_pct": (f"gpu__dram_throughput{_ELAPSED}", f"dram__throughput{_ELAPSED}"),
-    "l2_pct": (f"lts__throughput{_ELAPSED}",),
-    "l1_pct": (f"l1tex__throughput{_ACTIVE}", f"l1tex__throughput{_ELAPSED}"),
-    "tensor_pct": (
-        f"sm__pipe_tensor_cycles_active{_ACTIVE}",
-        f"sm__pipe_tensor_cycles_active{_ELAPSED}",
-        f"sm__pipe_tc_cycles_active{_ACTIVE}",
-        f"sm__pipe_tc_cycles_active{_ELAPSED}",
-        f"sm__inst_executed_pipe_tensor{_ACTIVE}",
-    ),
-    "occupancy_pct": (f"sm__warps_active{_ACTIVE}",),
-    "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
-    "l1_hit_pct": ("l1tex__t_sector_hit_rate.pct",),
-    "waves": ("launch__waves_per_multiprocessor",),
-}
+PERCENTAGES: Mapping[str, Sequence[str]] = _METRICS["percentages"]
 """Quantities that are averaged over time, and the metrics that hold them, the best first."""
 
-AMOUNTS: dict[str, tuple[tuple[tuple[str, float], ...], ...]] = {
-    "dram_bytes": (
-        (("dram__bytes", 1.0),),
-        (("dram__bytes_read", 1.0), ("dram__bytes_write", 1.0)),
-        (("dram__bytes_op_read", 1.0), ("dram__bytes_op_write", 1.0)),
-        (("dram__sectors", 32.0),),
-    ),
-    "l2_bytes": ((("lts__t_bytes", 1.0),), (("lts__t_sectors", 32.0),)),
-    "l1_bytes": ((("l1tex__t_bytes", 1.0),), (("l1tex__t_sectors", 32.0),)),
-    "nvlink_bytes": ((("nvlrx__bytes", 1.0), ("nvltx__bytes", 1.0)),),
-    "nvlink_sent_bytes": ((("nvltx__bytes_data_user", 1.0),),),
-    "nvlink_received_bytes": ((("nvlrx__bytes_data_user", 1.0),),),
-}
-"""Quantities that add up, and the sums of metrics that give them, the best first. An L1 or L2 sector is 32 bytes."""
+AMOUNTS: Mapping[str, Sequence[Mapping[str, int]]] = _METRICS["amounts"]
+"""Quantities that add up, and the sums of metrics that give them, the best first: each metric with its factor."""
 
 _FLOPS = {
     f"smsp__sass_thread_inst_executed_op_{kind}{op}_pred_on": factor
@@ -80,12 +50,13 @@ def counters(report: NcuReport) -> pd.DataFrame:
         measured, warps stalled per instruction issued. What was not measured is NaN.
     """
     metrics = report.metrics
-    duration = _first(metrics, DURATION)
+    duration = _first(metrics, _METRICS["duration"])
     amounts = {"duration_ns": duration}
     amounts |= {name: _first(metrics, candidates) for name, candidates in PERCENTAGES.items()}
     for name, combinations in AMOUNTS.items():
         sums = (
-            np.sum([factor * amount(metrics, base, duration) for base, factor in way], axis=0) for way in combinations
+            np.sum([factor * amount(metrics, base, duration) for base, factor in way.items()], axis=0)
+            for way in combinations
         )
         amounts[name] = next((amount for amount in sums if not np.isnan(amount).all()), np.full(len(metrics), np.nan))
     amounts["flop"] = _sum_of_any(metrics, _FLOPS.items(), duration)

@@ -11,29 +11,12 @@ from typing import Any
 import numpy as np
 
 from nvprof_kit._analysis.structure.structure import EVIDENCE
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES
-
-_LIKE_LLAMA = (
-    "llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 olmo olmo2 olmoe gpt_oss "
-    "deepseek_v2 deepseek_v3 granite cohere cohere2 starcoder2 stablelm smollm3 glm glm4 jamba"
-)
-_PATHS: dict[str, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys(_LIKE_LLAMA.split(), ("model.", ("layers",))),
-    **dict.fromkeys(("gpt2", "gptj", "gpt_neo", "bloom", "falcon", "codegen"), ("transformer.", ("h",))),
-    "gpt_neox": ("gpt_neox.", ("layers",)),
-    **dict.fromkeys(("mamba", "mamba2"), ("backbone.", ("layers",))),
-    "opt": ("model.", ("decoder.layers",)),
-    "bert": ("bert.", ("encoder.layer",)),
-    "electra": ("electra.", ("encoder.layer",)),
-    **dict.fromkeys(("roberta", "xlm-roberta"), ("roberta.", ("encoder.layer",))),
-    **dict.fromkeys(("t5", "mt5"), ("", ("encoder.block", "decoder.block"))),
-    **dict.fromkeys(("bart", "mbart", "pegasus", "whisper"), ("model.", ("encoder.layers", "decoder.layers"))),
-}
-"""By ``model_type``: where the model is in one with a head, and where its blocks are in the model, in order of runs."""
 
 _COUNTS = (("num_hidden_layers", "n_layer", "num_layers", "n_layers"),)
 _COUNTS_OF_TWO = (
@@ -76,7 +59,10 @@ def read_model_config(path: Path) -> ModelConfig:
     if not isinstance(config, dict):
         raise UsageError(f"--model {path}: not a JSON object; needed the config.json of a Hugging Face model")
     values, model_type = config, str(config.get("model_type", ""))
-    base, stacks = _PATHS.get(model_type, ("", ()))
+    layouts: list[dict[str, Any]] = read_toml("nvprof_kit._analysis.structure", "model_types.toml")["architecture"]
+    base, stacks = next(
+        ((layout["base"], layout["stacks"]) for layout in layouts if model_type in layout["model_types"]), ("", ())
+    )
     if isinstance(config.get("text_config"), dict) and not any(key in config for key in _COUNTS[0]):
         values, stacks = config["text_config"], ()
     counts = []

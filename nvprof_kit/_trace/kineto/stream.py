@@ -18,6 +18,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.files.packed import GZIP, Bounded, room_for
 from nvprof_kit.errors import CaptureError
 
@@ -36,27 +37,7 @@ _OTHER = ("schemaVersion", "deviceProperties")
 _TRIES = 4
 _BATCH = 10_000
 
-ARGUMENTS: Mapping[str, str] = {
-    "device": "device",
-    "stream": "stream",
-    "correlation": "correlation",
-    "kernel": "kernel",
-    "bytes": "bytes",
-    "graph_node": "graph node id",
-    "sequence": "Sequence number",
-    "forward_thread": "Fwd thread id",
-    "in_elements": "In msg nelems",
-    "out_elements": "Out msg nelems",
-    "dtype": "dtype",
-    "group_size": "Group size",
-    "collective": "Collective name",
-    "collective_sequence": "Seq",
-    "group_name": "Process Group Name",
-    "group_description": "Process Group Description",
-    "group_ranks": "Process Group Ranks",
-    "source": "Src Rank",
-    "destination": "Dst Rank",
-}
+ARGUMENTS: Mapping[str, str] = read_toml("nvprof_kit._trace", "sources.toml")["kineto_arguments"]
 """The arguments that are read of an event, of any type, and their keys in the file."""
 _INPUTS = {"dims": "Input Dims", "types": "Input type", "concrete": "Concrete Inputs", "strides": "Input Strides"}
 _TEXTS, _VALUES = ("ph", "cat"), ("name", "pid", "tid", "ts", "dur", "id")
