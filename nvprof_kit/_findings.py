@@ -5,69 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from nvprof_kit._toml import read_toml
+
 SEVERITIES = ("error", "warning", "note", "ok")
 """From what makes a run or a capture useless, through what distorts it and what is good to know, to what was checked
 and is well.
 """
 
 RULES: Mapping[str, str] = {
-    # what costs time
-    "launch": "the GPU waits for launches",
-    "slow-host-layer": "the host is slower in a layer than in its peers",
-    "sync": "the host waits for the GPU",
-    "dataloader": "the GPU waits for data",
-    "host-busy": "the GPU waits while the host does something else",
-    "allocation": "allocations stall the GPU",
-    "loading": "code is loaded or compiled during steps",
-    "gc": "Python garbage collection stalls the GPU",
-    "exposed-collectives": "exposed communication",
-    "rank-wait": "a rank waits for others in its collectives",
-    "slowest-rank": "the other ranks wait for one rank",
-    "unstable-step": "step times vary",
-    "copies": "copies that block, or that nothing hides",
-    "small-kernels": "many small kernels",
-    "unfused-chains": "chains of small memory-bound kernels",
-    "tensor-copies": "tensors are copied on the GPU",
-    "fp32-gemms": "matrix products without tensor cores",
-    "double-precision": "kernels in double precision",
-    "unfused-attention": "attention in several kernels",
-    "logits": "logits of tokens that need none",
-    "optimizer-loop": "an optimizer with kernels for each parameter",
-    "recompute": "activations are recomputed",
-    "outlier-layer": "a layer costs more than its peers",
-    "far-from-limit": "layers take much longer than their work needs on this GPU",
-    "gpu-metrics": "what limits a layer, by the GPU's counters",
-    "gpu-clocks": "a GPU's clock falls, or is below its peers'",
-    # whether a capture can be trusted
-    "kernels": "kernels",
-    "lost-events": "lost events",
-    "tables": "tables",
-    "processes": "processes",
-    "ranges": "ranges",
-    "open-ranges": "open ranges",
-    "nsys-messages": "nsys's messages",
-    "nsys-error": "nsys error",
-    "nsys-warning": "nsys warning",
-    "cuda-graphs": "CUDA graphs",
-    "overhead": "overhead",
-    "length": "length",
-    "privacy": "privacy",
-    "analysis": "analysis",
-    # whether a machine and a program can be profiled
-    "gpu": "GPU",
-    "mig": "MIG",
-    "nsys": "nsys",
-    "ncu": "ncu",
-    "counters": "counters",
-    "cpu-samples": "CPU samples",
-    "other-profilers": "other profilers",
-    "clocks": "clocks",
-    "container": "container",
-    "disk": "disk",
-    "program": "program",
-    "torch": "torch",
-    "nvtx": "nvtx",
-    "peaks": "peaks",
+    name: text for group in read_toml("nvprof_kit", "rules.toml").values() for name, text in group.items()
 }
 """Every rule by name, with what it looks at; that is also the title of a finding of a check."""
 

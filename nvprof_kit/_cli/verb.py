@@ -26,48 +26,14 @@ from nvprof_kit._api.capture import open as open_capture
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE, Result, RowOptions, Several
 from nvprof_kit._result.writer import Document, refuse_input, writing
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.files.kinds import NEEDED_NSYS, NSYS, expect
 from nvprof_kit._trace.files.process import keep_freed_memory
 from nvprof_kit.errors import UsageError
 
-LETTERS = {
-    "capture": "c", "dry_run": "n", "force": "f", "kernel": "k", "layer": "l", "ncu": "x", "nsys": "x",
-    "output": "o", "preset": "p", "ranks": "r", "session": "s", "set": "s",
-}  # fmt: skip
-"""The letters of options."""
-
-_OF_METAVAR = {
-    "CAPTURE...": "captures",
-    "[CAPTURE... | -- COMMAND [ARGUMENT]...]": "subject",
-    "-- python PROGRAM [ARGUMENT]...": "command",
-    "-- PROGRAM [ARGUMENT]...": "program",
-    "CAPTURE": "with_",
-    "COLUMN": "sort",
-    "FILE": "capture counts model script",
-    "[FOLDER]": "measure",
-    "FIRST:STOP": "steps",
-    "GLOB": "where",
-    "LIST": "ranks",
-    "LOG...": "logs",
-    "MB": "max_memory",
-    "N": "rank",
-    "NAME": "domain kernel output preset session set",
-    "NEW...": "vs",
-    "OPTION": "ncu nsys",
-    "PATH": "layer",
-    "PRESET|FILE": "rules",
-    "RANK": "process",
-    "RANKS": "timeline",
-    "REGEX": "also",
-    "REPORT...": "reports",
-    "S": "schedule",
-    "SCHEDULER": "dask",
-    "STAGE": "collective",
-    "TARGET:+N%": "fail_on",
-    "TYPE=FLOPS": "peak",
-}
-METAVARS = {name: metavar for metavar, names in _OF_METAVAR.items() for name in names.split()}
-"""What stands for the value of an option or argument in the help, if not its kind."""
+_OPTIONS = read_toml("nvprof_kit._cli", "options.toml")
+LETTERS: Mapping[str, str] = _OPTIONS["letters"]
+METAVARS: Mapping[str, str] = _OPTIONS["metavars"]
 
 POSITIVE = ("depth", "top")
 """Numbers of things, which are 1 at least."""

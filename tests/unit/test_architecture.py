@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "names": set(),
     "errors": set(),
     "issues": set(),
-    "_findings": set(),
+    "_findings": {"_toml"},
     "_toml": set(),
     "_instrument": FOUNDATION,
     "_capture": FOUNDATION | {"_instrument"},
