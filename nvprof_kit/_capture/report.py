@@ -205,14 +205,7 @@ def say_what_nsys_lost(printed: str) -> None:
 
 
 def finish_report(
-    nsys: str,
-    stage: Path,
-    status: int,
-    *,
-    force: bool,
-    is_empty: IsEmpty,
-    absent: str = "",
-    export: str = "sqlite",
+    nsys: str, stage: Path, status: int, *, force: bool, is_empty: IsEmpty, absent: str = "", export: str = "sqlite"
 ) -> int:
     """Bring a report to its place, or leave it where it is and say so.
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._analysis.advise.program import Program, at, matching, share
 from nvprof_kit._findings import Finding
+from nvprof_kit.names import LAYER_PHASES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_REDUCTIONS = re.compile("AllReduce|ReduceScatter")
+_REDUCTIONS, _GATHERS = re.compile("AllReduce|ReduceScatter"), re.compile("AllGather")
+_BUFFERS = re.compile("split_with_sizes_copy|chunk_cat|multi_tensor_apply")
+"""Kernels that FSDP runs in forward and backward passes to fill and empty the buffers of its collectives."""
 SEVERAL_PASSES = 1.5
 EXPOSED_SHARE, IN_TURNS_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
 
@@ -23,7 +26,8 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     any is hidden; says whether it runs on the stream that computes, and in serving whether it is the all-reduce of
     tensor parallelism.
 
-    Saves: That time; where gradients are reduced in several backward passes of a step, only what all but one take.
+    Saves: That time; where gradients are reduced or shards gathered in several passes of a step, what all but one take,
+    with the copies into their buffers and out.
     """
     rows, steps = program.times.communication, program.steps
     comm_ns, exposed_ns = int(steps["comm_ns"].sum()), int(steps["exposed_comm_ns"].sum())
@@ -61,12 +65,14 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
             "launch collectives asynchronously on their own stream, or let DDP or FSDP do it (without "
             "find_unused_parameters, and with no synchronization in between)"
         )
-    passes = reducing_passes(program)
-    saves = alone_ns * (1 - 1 / passes if passes >= SEVERAL_PASSES else 1)
+    passes, saves = repeated_passes(program), alone_ns
     if passes >= SEVERAL_PASSES:
-        title = "Gradients are reduced in each backward pass"
-        evidence += f"; {passes:.1f} backward passes of a step reduce gradients"
-        fix = "run all but the last in model.no_sync() (FSDP: set_requires_gradient_sync(False))"
+        buffers = kernels[matching(kernels["phase"], LAYER_PHASES) & matching(kernels["name"], _BUFFERS)]
+        saves = round(alone_ns * (1 - 1 / passes)) + program.without_ns(buffers, 1 / passes, 1 / passes)
+        title = "Gradients are reduced, or shards gathered, in each pass"
+        evidence += f"; {passes:.1f} times in a step the same gradients are reduced or shards gathered"
+        fix = "reduce in the last backward pass alone: model.no_sync() (FSDP: set_requires_gradient_sync(False)); keep "
+        fix += "what was gathered until then: reshard_after_forward=False, wrap blocks and not their parts"
     refuted_by = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
     if program.mode != "training":
         title = "All-reduces of tensor parallelism" if str(worst["collective"]).lower() == "allreduce" else title
@@ -81,21 +87,25 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def reducing_passes(program: Program) -> float:
-    """In how many backward passes of a step gradients are reduced: 1 unless it accumulates those of several batches."""
+def repeated_passes(program: Program) -> float:
+    """How many times in a step the same gradients are reduced, or the same shards gathered: 1 unless it accumulates
+    gradients of several batches, with communication in each of their passes.
+    """
     ops = program.ops.iloc[program.by_start]
-    is_reduction = matching(ops["name"], _REDUCTIONS) & (ops["kernel_class"] == "comm")
-    if program.mode != "training" or not program.choice.count or (is_reduction & (ops["phase"] == "forward")).any():
+    is_comm, phase = ops["kernel_class"] == "comm", ops["phase"]
+    reduces, gathers = (is_comm & matching(ops["name"], like) for like in (_REDUCTIONS, _GATHERS))
+    if program.mode != "training" or not program.choice.count or (reduces & (phase == "forward")).any():
         return 1.0  # tensor parallelism reduces activations
-    is_reduction &= ops["phase"] == "backward"
-    passes = 0
+    reductions, gathered, times = 0, 0, 0.0
     for lane in ops["lane"].unique():
         is_there = ops["lane"] == lane
-        phase, reduces = ops["phase"][is_there], is_reduction[is_there]
-        is_forward = phase.where(phase.isin(("forward", "backward"))).ffill().eq("forward")
+        is_forward = phase[is_there].where(phase[is_there].isin(("forward", "backward"))).ffill().eq("forward")
         number = (is_forward & ~is_forward.shift(fill_value=False)).cumsum()
-        passes += number[reduces].nunique()
-    return passes / program.parts
+        reductions += number[(reduces & (phase == "backward"))[is_there]].nunique()
+        in_forward = (gathers & (phase == "forward"))[is_there]
+        gathered += number[in_forward].nunique()
+        times += gathers[is_there].sum() * number[in_forward].nunique() / max(in_forward.sum(), 1)
+    return max(reductions, times if gathered >= SEVERAL_PASSES * program.parts else 0) / program.parts
 
 
 def _collectives(program: Program, row: Any = None) -> pd.DataFrame:

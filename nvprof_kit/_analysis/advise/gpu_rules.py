@@ -54,12 +54,14 @@ _FP32 = re.compile(
     r"magma_sgemm|fmha_cutlass[FB]_f32|gemv\w*(?:::kernel)?<(?:int, int, )?float, float, float",
     re.IGNORECASE,
 )
+_TF32 = re.compile(r"f32_tf32f32|tensorop_s1688(?!.*f16)")
 _ODD = re.compile(r"(?:f16_s\d+gemm|s\d+gemm_(?:relu_)?b?f16)_\w*_align([12])(?![0-9])")
 ODD_PARTS = {"1": 1 / 6, "2": 1 / 3}
 """What padded products take of the time of these kernels: on an H100 0.11 to 0.19, and 0.27 to 0.35."""
 _VECTOR = re.compile("gemv")
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
+_TO_DTYPE = re.compile(r"unrolled_elementwise_kernel<.*copy_kernel|float16_copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
 _COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray|^memcpy DtoD")
 _READS = re.compile("DtoH")
@@ -68,6 +70,8 @@ _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
 _HEAD = re.compile(r"(^|\.)head$")
 _CAUSAL = re.compile(r"triu|tril")
 _TAKES_NO_MASK = re.compile(r"flash_(fwd|bwd)|FlashAttn")
+_SLOW_ATTENTION, SLOW_PART = re.compile(r"fmha_cutlass[FB]_b?f16"), 0.4
+"""PyTorch's memory-efficient attention, and what flash attention takes of its time."""
 _COPY_FIXES = {
     "numbers": "remove .item(), .cpu(), print(loss) from the loop, or run them less often",
     "DtoH": "keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later",
@@ -317,6 +321,10 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
             continue
         if (saves := program.without_ns(same)) < COPIES_SHARE * program.wall_ns:
             continue
+        # what a forward pass casts to another dtype has its gradient cast in the backward pass
+        is_back = matching(ops["name"], _TO_DTYPE) & (ops["phase"] == "backward") & ~is_outside
+        back = ops[is_back & ops["layer"].isin(same["layer"][matching(same["name"], _TO_DTYPE)])]
+        saves = program.without_ns(pd.concat([same, back]))
         layer, phase = costliest(same, "ns")
         evidence = (
             f"{program.of_wall(program.busy_ns(same))} in {program.number(len(same), 'operation')} that only copy, "
@@ -334,14 +342,18 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
 
 
 def fp32_gemms(program: Program) -> Iterator[Finding]:
-    """Matrix products or fused attention whose kernels' names say fp32 without tensor cores.
+    """Matrix products or fused attention whose kernels' names say fp32 without tensor cores, or TF32 beside more
+    products in 16 bits.
 
     Saves: What they take longer than the products of three or more layers like them that are not in fp32; without such
-    layers 7/8 of their time, but half where it is that of memory, as in decoding, of products with a vector, or beside
-    casts that take half as long; and the casts in the same call; but no more than the host lets the GPU gain.
+    layers 7/8 of their time, but half of TF32, and where it is that of memory, as in decoding, of products with a
+    vector, or beside casts that take half as long; and the casts in the same call; but no more than the host lets the
+    GPU gain.
     """
     ops, is_product = program.ops, matching(program.ops["kernel_class"], ("gemm", "attention"))
-    is_fp32 = matching(ops["name"], _FP32) & is_product
+    is_fp32, is_tf32 = (matching(ops["name"], like) & is_product for like in (_FP32, _TF32))
+    if 2 * ops["ns"][is_tf32].sum() < ops["ns"][is_product & ~is_fp32].sum():  # beside more products in 16 bits
+        is_fp32 |= is_tf32
     products = ops[is_fp32]
     if not products["ns"].any():
         return
@@ -354,14 +366,13 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
         return
     of_vectors_ns = products["ns"][matching(products["name"], _VECTOR)].sum()
     is_of_memory = program.mode in ("decode", "mixed") or 2 * cast_ns > busy_ns or 2 * of_vectors_ns > busy_ns
-    keys, saved_share = ["layer_kind", "phase", "layer"], 1 / 2 if is_of_memory else 7 / 8
-    times = ops.loc[is_product, [*keys, "ns"]]
-    times = times.assign(fp32_ns=times["ns"] * is_fp32[is_product])
-    times = times.groupby(keys, observed=True)[["ns", "fp32_ns"]].sum().reset_index()
+    keys, saved_share = ["layer_kind", "phase", "layer"], np.where(is_tf32 | is_of_memory, 1 / 2, 7 / 8)
+    times = ops[keys].assign(ns=ops["ns"], fp32_ns=ops["ns"] * is_fp32, saved_ns=ops["ns"] * is_fp32 * saved_share)
+    times = times[is_product].groupby(keys, observed=True)[["ns", "fp32_ns", "saved_ns"]].sum().reset_index()
     in_16_bits = times[times["fp32_ns"] == 0].groupby(keys[:2], observed=True)["ns"].agg(["median", "size"])
     times = times[times["fp32_ns"] > 0].join(in_16_bits, on=keys[:2])
     has_peers = times["size"] >= SIBLINGS - 1
-    saved_ns = (times["fp32_ns"] * saved_share).where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
+    saved_ns = times["saved_ns"].where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
     saves = busy_ns * float(saved_ns.sum() / times["fp32_ns"].sum()) + cast_ns
     both = pd.concat([products[casts.columns], casts])
     saves = min(saves, program.busy_ns(both))  # they may overlap
@@ -435,6 +446,17 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
             fix="make the mask once per step and pass it to all layers, or is_causal=True, which needs none and lets "
             "the faster kernels run",
             refuted_by="the masks of the layers differ, or hide more than later tokens",
+        )  # fmt: skip
+    slow = ops[matching(ops["name"], _SLOW_ATTENTION) & ~matching(ops["layer"], {*masks["layer"].unique()})]
+    saves = program.without_ns(slow, SLOW_PART, 1) if len(slow) and not program.may_decode else 0
+    if saves and saves >= COPIES_SHARE * program.wall_ns:
+        yield program.finding_in_ops(
+            "unfused-attention", "Attention runs in memory-efficient kernels",
+            f"{program.of_wall(program.busy_ns(slow))} in kernels such as {slow['name'].iloc[0][:60]}", slow,
+            saves=saves,
+            fix="let flash or cuDNN attention run: is_causal=True or lengths (varlen) instead of a mask of numbers, "
+            "heads of a multiple of 8, no sdpa_kernel(EFFICIENT_ATTENTION)",
+            refuted_by="the mask or the heads' size is one that the other kernels do not take",
         )  # fmt: skip
     if not len(scores):
         return

@@ -23,14 +23,7 @@ from nvprof_kit._trace.kineto.calls import (
     read_loads,
     read_shapes,
 )
-from nvprof_kit._trace.kineto.events import (
-    ANNOTATIONS,
-    CALL_CATEGORIES,
-    GPU_CATEGORIES,
-    OPERATORS,
-    Events,
-    number,
-)
+from nvprof_kit._trace.kineto.events import ANNOTATIONS, CALL_CATEGORIES, GPU_CATEGORIES, OPERATORS, Events, number
 from nvprof_kit._trace.kineto.ranges import read_operators, read_ranges
 from nvprof_kit._trace.kineto.stream import TraceFile
 from nvprof_kit._trace.reader import Request, Source, named_domains
