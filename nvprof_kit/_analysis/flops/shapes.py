@@ -410,7 +410,7 @@ def counts_from_shapes(operations: Operations, choice: StepChoice, rows: pd.Data
             dram = sum(map(l2.read, work.reads)) + sum(map(l2.write, work.writes))
             amounts = (work.flops, work.least_flops, sum(work.reads) + sum(work.writes), dram)
             operators.append((region, name, work.dtype, 1, *amounts))
-    rows_of_tables = zip((regions, operators, unknown), TABLES.values(), strict=True)
+    rows_of_tables: Any = zip((regions, operators, unknown), TABLES.values(), strict=True)
     tables = (pd.DataFrame(cells, columns=[*columns]) for cells, columns in rows_of_tables)
     named = f"the shapes in {trace.info.path}"
     return FlopsFile(named, max(choice.count, 1), "", "", *tables)
