@@ -37,6 +37,9 @@ RANK_MARK = "NVPROF_KIT_RANK_MARK"
 PEAKS_FILE = "gpu_peaks.json"
 """Name of the file of measured peaks, in the folder of the captures."""
 
+FLOPS_FORMAT, FLOPS_VERSION = "nvprof_kit flops", 3
+"""Format of the files of counted operations, and its version."""
+
 WRAPPER_PARTS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts that DDP, torch.compile, FSDP and activation checkpointing insert into module paths.
 """
@@ -364,3 +367,9 @@ def arguments_read_again(operator: str, output_mask: Sequence[bool] | None = Non
     if output_mask is not None and not (output_mask[0] and any(output_mask[1:])):
         return 0
     return _SECOND_KERNEL.get(operator, 0)
+
+
+def causal_share(queries: int, keys: int) -> float:
+    """Share of the scores of an attention that a causal mask leaves to compute."""
+    square = min(queries, keys)
+    return (square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1)

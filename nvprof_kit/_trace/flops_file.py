@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit._trace.schema import Column, read_tables
 from nvprof_kit.errors import CaptureError
+from nvprof_kit.names import FLOPS_FORMAT, FLOPS_VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
-
-FORMAT = "nvprof_kit flops"
-VERSION = 3
 
 TABLES = read_tables("nvprof_kit._trace", "flops.toml")
 """The tables of a `FlopsFile`, and their columns."""
@@ -54,11 +52,11 @@ def read_flops(path: str | Path) -> FlopsFile:
         CaptureError: The file cannot be read, has another format or a later version, or is damaged.
     """
     data = _json(Path(path))
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FORMAT!r})")
-    if data.get("version") != VERSION:
+    if not isinstance(data, dict) or data.get("format") != FLOPS_FORMAT:
+        raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FLOPS_FORMAT!r})")
+    if data.get("version") != FLOPS_VERSION:
         raise CaptureError(
-            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {VERSION}: count again"
+            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {FLOPS_VERSION}: count again"
         )
     try:
         return _tables(str(path), data)

@@ -18,7 +18,7 @@ from nvprof_kit._trace.kineto.reader import KinetoReader
 from nvprof_kit._trace.ncu.reader import PageReader, ReportReader
 from nvprof_kit._trace.nsys.reader import NsysReader
 from nvprof_kit._trace.reader import DEFAULT, CaptureReader, Reader, Request, Source
-from nvprof_kit._trace.torch_memory.snapshot import SnapshotReader
+from nvprof_kit._trace.torch_memory.snapshot import Snapshot, SnapshotReader
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import DOMAIN
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from nvprof_kit._trace.files.database import Database
     from nvprof_kit._trace.ncu.schema import NcuReport
     from nvprof_kit._trace.schema import Trace
-    from nvprof_kit._trace.torch_memory.snapshot import Snapshot
 
 READERS: list[CaptureReader] = [NsysReader(), KinetoReader()]
 """The formats of captures."""

@@ -232,7 +232,7 @@ def flops(
             *([] if of_gpu or not info.on_gpu else [Issue("no-peak", "note", 1.0, no_peak)]),
         ),
         uncounted=shares,
-        blocks=computing_blocks(operations, choice.of_ops(attribution)).with_amounts(table, "flops", "operations"),
+        blocks=computing_blocks(operations, choice.of_ops(attribution)).with_operations(table),
     )
 
 

@@ -35,6 +35,7 @@ from nvprof_kit.names import (
     SCATTERS,
     SELECTS,
     arguments_read_again,
+    causal_share,
     operator_kind,
 )
 
@@ -434,10 +435,8 @@ class _Work(NamedTuple):
             flops = formula(call) if formula else 0
             is_backward = name.endswith("_backward")
             causal = _CAUSAL.get(name.removesuffix("_backward"))
-            if causal is not None and call.value(causal[is_backward]):  # as in the counter's `causal_share`
-                queries, keys = (call.shape(position + is_backward, 4)[2] for position in (0, 1))
-                square = min(queries, keys)
-                share = (square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1)
+            if causal is not None and call.value(causal[is_backward]):
+                share = causal_share(*(call.shape(position + is_backward, 4)[2] for position in (0, 1)))
             single = [position for position, type_name in enumerate(call.types) if type_name != "TensorList"]
             tensors = [tensor for position in single for tensor in call.tensors(position)]
             reads, writes = _traffic(name, call, widths)

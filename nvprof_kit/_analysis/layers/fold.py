@@ -145,20 +145,18 @@ class Blocks:
                 times[tree.index[layer], LAYER_PHASES.index(phase)] += ns
         return cls(paths, tree.parents, tree.with_nested(times))
 
-    def with_amounts(self, rows: pd.DataFrame, column: str, noun: str) -> Blocks:
-        """Also compare by an amount, converted to time at the average rate of all layers.
+    def with_operations(self, rows: pd.DataFrame) -> Blocks:
+        """Also compare by floating point operations, converted to time at the average rate of all layers.
 
         Args:
-            rows: Rows by layer and phase.
-            column: The column of amounts, each including submodules.
-            noun: What the amounts measure.
+            rows: Rows by layer and phase, with ``flops`` including submodules.
         """
-        by_phase = rows.pivot_table(index="layer", columns="phase", values=column, aggfunc="sum")
+        by_phase = rows.pivot_table(index="layer", columns="phase", values="flops", aggfunc="sum")
         amounts = by_phase.reindex(index=list(self.layers), columns=LAYER_PHASES).fillna(0).to_numpy(dtype=np.float64)
         if not amounts.sum():
             return self
         amounts = amounts * (self.times[:, : len(LAYER_PHASES)].sum() / amounts.sum())
-        kinds = (*self.kinds, *(f"{phase} {noun}" for phase in LAYER_PHASES))
+        kinds = (*self.kinds, *(f"{phase} operations" for phase in LAYER_PHASES))
         return replace(self, times=np.concatenate([self.times, amounts], axis=1), kinds=kinds)
 
     @cached_property

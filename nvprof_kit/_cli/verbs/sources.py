@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -12,12 +12,9 @@ from nvprof_kit._api.capture import Capture
 from nvprof_kit._api.sources import MemorySnapshot, NcuReports, TimerLog, open_ncu
 from nvprof_kit._cli.verb import COUNTERS, READ, TABLES, WITH_PAGE, LazyGroup, Output, progress
 from nvprof_kit._result import formats
-from nvprof_kit._result.result import TABLE
+from nvprof_kit._result.result import TABLE, Result
 from nvprof_kit._trace.files.kinds import NCU, NEEDED_NSYS, NSYS, PICKLE, TIMERS, expect
 from nvprof_kit.errors import UsageError
-
-if TYPE_CHECKING:
-    from nvprof_kit._result.result import Result
 
 
 @click.group(cls=LazyGroup)

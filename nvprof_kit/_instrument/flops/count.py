@@ -21,13 +21,11 @@ from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import rank, replacing, world_size
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require
-from nvprof_kit.names import Category
+from nvprof_kit.names import FLOPS_FORMAT, FLOPS_VERSION, Category
 
 if TYPE_CHECKING:
     from nvprof_kit._instrument.flops.counter import FlopCounter
 
-FORMAT = "nvprof_kit flops"
-VERSION = 3
 AMOUNTS = ("flops", "least_flops", "bytes", "dram_bytes")
 """What is counted of an operator."""
 
@@ -206,8 +204,8 @@ def document(counter: FlopCounter) -> dict[str, Any]:
     number = {region: index for index, region in enumerate(regions)}
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": FLOPS_FORMAT,
+        "version": FLOPS_VERSION,
         "torch": torch.__version__,
         "gpu": gpu,
         "rank": rank(),

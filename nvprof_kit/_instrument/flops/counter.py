@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, name_of, work_of
 from nvprof_kit._instrument.flops.regions import Call, Fused, Region
-from nvprof_kit._instrument.flops.traffic import Cache, Run, accesses_of, causal_share, l2_bytes, named_arguments
+from nvprof_kit._instrument.flops.traffic import Cache, Run, accesses_of, computed_share, l2_bytes, named_arguments
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, parse_range
 
@@ -104,7 +104,7 @@ class FlopCounter:
         with self._lock:
             call = self._here()
             if is_overload:
-                run.least_flops = int(flops * causal_share(name, arguments))
+                run.least_flops = int(flops * computed_share(name, arguments))
                 accesses = accesses_of(operator._schema, arguments, out)
                 if name not in _MAKES_STATES or call.region.phase != Category.OPTIMIZER.value:
                     self._cache.add(run, accesses)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from nvprof_kit.names import OVERWRITES, SCATTERS, SELECTS, arguments_read_again
+from nvprof_kit.names import OVERWRITES, SCATTERS, SELECTS, arguments_read_again, causal_share
 
 _L2_BYTES = 50 * 2**20
 """Size of the L2 of an H100, assumed where the counted step runs on a CPU."""
@@ -221,17 +221,14 @@ def _row_limits(
     return limits
 
 
-def causal_share(name: str, arguments: dict[str, Any]) -> float:
+def computed_share(name: str, arguments: dict[str, Any]) -> float:
     """Share of the scores that a causal mask leaves to compute; 1 for an operator without one."""
     if not name.endswith(("attention", "attention_backward", "attention_for_cpu", "attention_for_cpu_backward")):
         return 1.0
     query, key = arguments.get("query"), arguments.get("key")
     if not arguments.get("is_causal") or not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor):
         return 1.0
-    queries, keys = query.shape[-2], key.shape[-2]
-    square = min(queries, keys)
-    scores = square * (square + 1) / 2 + max(queries - keys, 0) * keys
-    return float(scores / max(queries * keys, 1))
+    return causal_share(query.shape[-2], key.shape[-2])
 
 
 def _dense(value: Any) -> list[torch.Tensor]:

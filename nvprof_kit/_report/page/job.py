@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.layers.tree import ModelTree, parents_of
-from nvprof_kit._ranks.answer import job_size
+from nvprof_kit._ranks.answer import Ranks, job_size
 from nvprof_kit._report.page.table import PageTable, page_table
 from nvprof_kit._report.page.template import render, short_text
 from nvprof_kit._report.page.timeline import Drawing, ShownStep, drawn_steps
@@ -19,7 +19,6 @@ from nvprof_kit._report.text.ranks import CHARGED_TO, ON_THE_PATH, summed
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
-    from nvprof_kit._ranks.answer import Ranks
     from nvprof_kit._trace.jobs.tables import JobTables
 
 

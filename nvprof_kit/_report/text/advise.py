@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.advise.advise import Advice
+from nvprof_kit._analysis.checks import Checks
 from nvprof_kit._findings import SEVERITIES
 from nvprof_kit._report.text.table import below, capture_line
 from nvprof_kit._report.text.texts import saving
-
-if TYPE_CHECKING:
-    from nvprof_kit._analysis.advise.advise import Advice
-    from nvprof_kit._analysis.checks import Checks
 
 
 def advise_report(result: Advice) -> list[RenderableType]:

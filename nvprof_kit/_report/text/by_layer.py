@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.flops.flops import NOTES_APART
-from nvprof_kit._analysis.metrics import MIN_SAMPLES
+from nvprof_kit._analysis.flops.flops import NOTES_APART, Flops
+from nvprof_kit._analysis.metrics import MIN_SAMPLES, Metrics
 from nvprof_kit._report.text.table import FOLD_COLUMNS, Column, Grid, below, capture_line, fold_cells, fold_notes
 from nvprof_kit._report.text.texts import Milliseconds, count_per_step, is_missing, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.flops.flops import Flops
     from nvprof_kit._analysis.layers.fold import ByLayer
-    from nvprof_kit._analysis.metrics import Metrics
     from nvprof_kit._analysis.ncu.layers import NcuLayers
 
 _RANKS = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from nvprof_kit._analysis.diff.diff import ALIKE, COLUMNS, LEVELS
+from nvprof_kit._analysis.diff.diff import ALIKE, COLUMNS, LEVELS, Diff
 from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
@@ -18,7 +18,6 @@ from nvprof_kit._result.formats import title
 from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
-    from nvprof_kit._analysis.diff.diff import Diff
     from nvprof_kit._trace.schema import CaptureInfo
 
 _CAUSES = {"": "", "work": ", by work", "efficiency": ", by efficiency", "both": ", by work and efficiency"}

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from nvprof_kit._analysis.memory.memory import Memory
 from nvprof_kit._report.page.template import result_page
 from nvprof_kit._report.text.table import below, frame_table, html_of, ranked_notes
 from nvprof_kit._report.text.texts import memory_size, percent
 from nvprof_kit._result.formats import title
-
-if TYPE_CHECKING:
-    from nvprof_kit._analysis.memory.memory import Memory
 
 MOST_ROWS = 20
 """Maximum number of displayed rows per table; data formats contain all rows."""

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import fold_ranked
-from nvprof_kit._ranks.answer import job_size
+from nvprof_kit._ranks.answer import Ranks, RankTable, job_size
 from nvprof_kit._ranks.replay import PATH_COLUMNS
 from nvprof_kit._ranks.waits import CHARGE_COLUMNS
 from nvprof_kit._report.text.table import Column, Grid, Row, below, frame_table
@@ -21,7 +21,6 @@ from nvprof_kit.issues import plural
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nvprof_kit._ranks.answer import Ranks, RankTable
 
 Section = list[Any]
 """A heading, a table, and what follows it."""

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from nvprof_kit._trace.files.packed import GZIP, UNREADABLE
 from nvprof_kit._trace.reader import Request, Source
-from nvprof_kit._trace.schema import TABLES
+from nvprof_kit._trace.schema import TABLES, Trace
 from nvprof_kit.errors import CaptureError
-
-if TYPE_CHECKING:
-    from nvprof_kit._trace.schema import Trace
 
 
 class KinetoReader:
