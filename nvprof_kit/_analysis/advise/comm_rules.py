@@ -117,7 +117,7 @@ def _collectives(program: Program, row: Any = None) -> pd.DataFrame:
 def rank_waits(program: Program) -> Iterator[Finding]:
     """Exposed communication beyond the fastest similar collective is 5 % or more.
 
-    Saves: Nothing on this rank.
+    Saves: That time, as a faster rank there lets this one go on.
     """
     rows = program.times.communication
     waiting_ns = int(rows["waiting_ns"].sum())
@@ -128,7 +128,8 @@ def rank_waits(program: Program) -> Iterator[Finding]:
             f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['waiting_ns'])}"
         )
         yield program.finding_in_ops(
-            "rank-wait", "This rank may be waiting for others", evidence, _collectives(program, worst), saves=0,
+            "rank-wait", "This rank may be waiting for others", evidence, _collectives(program, worst),
+            saves=waiting_ns,
             fix="find the slowest rank with nvprof-kit ranks, or advise, on the captures of all ranks; fix it there",
             refuted_by="the other ranks' collectives take as long in these steps",
         )  # fmt: skip

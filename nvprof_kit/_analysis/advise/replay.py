@@ -38,7 +38,7 @@ RETURN_NS = 5_000
 """A wait returns so long after what it waits for."""
 
 USUAL_TIMES = 10
-CHECKS, ALIKE, LONGEST_CHECK = ("elementwise", "reduction", "norm", "copy"), 0.9, 6
+CHECKS, ALIKE, LONGEST_CHECK = ("elementwise", "reduction", "norm", "copy", "comm"), 0.9, 6
 """Kernels of these classes check or sum up values; so many in a row are the check of a wait if they are of the same
 classes before this share of the waits.
 """

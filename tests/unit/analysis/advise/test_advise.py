@@ -285,7 +285,7 @@ SAVES = {
     "loading": 9_200,  # from the end of the work before to the next launch
     "gc": 7_000,
     "exposed-collectives": 20_000,
-    "rank-wait": 0,  # another rank has to change
+    "rank-wait": 7_000,  # longer than the fastest of its layer
     "unstable-step": 30_000 // 5,
     "copies": 10_000,
     "unfused-chains": 70_000,  # eight of 10 µs could be one
