@@ -141,7 +141,8 @@ class HostLoop(InferredLoop):
 class Hosted:
     """What the classes of all hosts have in common: the loop that they drive, and its end.
 
-    A method that `never_fails` ends the loop with a warning if it raises.
+    Hosts call some methods by names of their own, and with arguments that do not matter here. A method that
+    `never_fails` ends the loop with a warning if it raises.
 
     Args:
         schedule: Which steps to record, in any form of `nvprof_kit.Schedule.of`.
@@ -171,6 +172,18 @@ class Hosted:
     def give_up(self, error: Exception) -> None:
         """End the loop with a warning."""
         self.loop.give_up(error)
+
+    def step_ends(self, *_event: Any, **_about: Any) -> None:
+        """The optimizer has stepped."""
+        self.loop.step_end()
+
+    def evaluation_begins(self, *_event: Any, **_about: Any) -> None:
+        """An evaluation begins."""
+        self.loop.evaluation_begins()
+
+    def evaluation_ends(self, *_event: Any, **_about: Any) -> None:
+        """An evaluation has ended."""
+        self.loop.evaluation_ends()
 
     def close(self, *_event: Any, **_about: Any) -> None:
         """End the loop and write what was recorded."""

@@ -23,7 +23,8 @@ class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # composer may be 
     those of `Hosted`.
     """
 
-    fit_end = Hosted.close
+    batch_end, fit_end = Hosted.step_ends, Hosted.close
+    eval_start, eval_end = Hosted.evaluation_begins, Hosted.evaluation_ends
 
     @never_fails
     def fit_start(self, state: Any, logger: Any) -> None:
@@ -36,15 +37,3 @@ class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # composer may be 
     def batch_start(self, state: Any, logger: Any) -> None:
         """A batch is available."""
         self.loop.step_begin(int(state.timestamp.batch))
-
-    def batch_end(self, state: Any, logger: Any) -> None:
-        """The optimizer has stepped."""
-        self.loop.step_end()
-
-    def eval_start(self, state: Any, logger: Any) -> None:
-        """An evaluation begins."""
-        self.loop.evaluation_begins()
-
-    def eval_end(self, state: Any, logger: Any) -> None:
-        """An evaluation has ended."""
-        self.loop.evaluation_ends()

@@ -24,6 +24,10 @@ class LayerCallback(Hosted, TrainerCallback):  # type: ignore[misc]  # transform
     between steps. The arguments are those of `Hosted`.
     """
 
+    on_step_end = Hosted.step_ends
+    on_evaluate = on_predict = Hosted.evaluation_ends
+    on_train_end = Hosted.close
+
     @never_fails
     def on_train_begin(self, args: Any, state: Any, _control: Any, **about: Any) -> None:
         """Training begins or resumes."""
@@ -34,14 +38,3 @@ class LayerCallback(Hosted, TrainerCallback):  # type: ignore[misc]  # transform
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_about: Any) -> None:
         """The batches of a step have been fetched."""
         self.loop.step_begin(state.global_step)
-
-    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_about: Any) -> None:
-        """The optimizer has stepped."""
-        self.loop.step_end()
-
-    def on_evaluate(self, _args: Any, _state: Any, _control: Any, **_about: Any) -> None:
-        """An evaluation has ended."""
-        self.loop.evaluation_ends()
-
-    on_predict = on_evaluate
-    on_train_end = Hosted.close

@@ -33,6 +33,8 @@ class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # the package may 
     arguments are those of `Hosted`.
     """
 
+    on_sanity_check_start = on_validation_start = on_test_start = on_predict_start = Hosted.evaluation_begins
+    on_sanity_check_end = on_validation_end = on_test_end = on_predict_end = Hosted.evaluation_ends
     teardown = on_exception = Hosted.close
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -51,14 +53,3 @@ class LayerCallback(Hosted, Callback):  # type: ignore[misc]  # the package may 
         """End a micro-batch, and the step if the optimizer has stepped."""
         if self.loop.optimizer_has_stepped or trainer.global_step > self.loop.number:
             self.loop.step_end()
-
-    def on_validation_start(self, _trainer: Any, _pl_module: Any) -> None:
-        """An evaluation begins."""
-        self.loop.evaluation_begins()
-
-    def on_validation_end(self, _trainer: Any, _pl_module: Any) -> None:
-        """An evaluation has ended."""
-        self.loop.evaluation_ends()
-
-    on_sanity_check_start = on_test_start = on_predict_start = on_validation_start
-    on_sanity_check_end = on_test_end = on_predict_end = on_validation_end

@@ -50,7 +50,9 @@ class LayerCallback(_Training):
     without Megatron-Bridge installed. The arguments are those of `Hosted`.
     """
 
-    on_train_end = Hosted.close
+    on_train_step_end, on_train_end = Hosted.step_ends, Hosted.close
+    on_eval_start = on_test_start = Hosted.evaluation_begins
+    on_eval_end = on_test_end = Hosted.evaluation_ends
 
     @never_fails
     def on_train_start(self, context: Any) -> None:
@@ -61,21 +63,6 @@ class LayerCallback(_Training):
     def on_train_step_start(self, _context: Any) -> None:
         """A step begins."""
         self.loop.step_begin()
-
-    def on_train_step_end(self, _context: Any) -> None:
-        """The optimizer has stepped."""
-        self.loop.step_end()
-
-    def on_eval_start(self, _context: Any) -> None:
-        """An evaluation begins."""
-        self.loop.evaluation_begins()
-
-    def on_eval_end(self, _context: Any) -> None:
-        """An evaluation has ended."""
-        self.loop.evaluation_ends()
-
-    on_test_start = on_eval_start
-    on_test_end = on_eval_end
 
 
 class annotate_training(_Training):

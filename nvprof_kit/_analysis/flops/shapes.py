@@ -25,6 +25,7 @@ from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.flops_file import TABLES, FlopsFile
 from nvprof_kit.names import (
     LAYER_CATEGORIES,
@@ -42,36 +43,11 @@ from nvprof_kit.names import (
 _NO_OPERATORS = frozenset({"autograd", "inductor", "torch"})
 """Namespaces of events that the profiler records but that are not operators."""
 
-_COMPOSED = re.compile(
-    r"((cross_entropy|l1|nll)_loss(2d|_nd)?|(layer|rms|group|instance|batch)_norm|(feature_)?dropout_?|(log_)?softmax"
-    r"|conv(_transpose)?[123]d|linear|matmul|einsum|tensordot|outer|scaled_dot_product_attention|gru|gru_cell|lstm"
-    r"|lstm_cell|rnn_tanh|rnn_relu|to|type_as|contiguous|reshape|reshape_as|flatten|unflatten|expand_as|broadcast_to"
-    r"|broadcast_tensors|chunk|split|tensor_split|narrow|movedim|meshgrid|tile|[hv]stack|concat|concatenate|pad|one_hot"
-    r"|repeat_interleave|take_along_dim|clip_?|square|float_power|true_divide|divide|multiply|subtract|relu6|selu"
-    r"|log_sigmoid|cosine_similarity|max_pool[12]d|stft|embedding_bag|embedding_backward)"
-)
-"""PyTorch operators that consist of others, which count."""
-
-_MOVES_NOTHING = re.compile(
-    r"^(_?empty|new_empty|resize|set_|lift|detach|alias|view|_unsafe_view|_?reshape_alias|as_strided|transpose|t$|permute"
-    r"|expand$|slice$|select$|split|unsafe_split|unsqueeze|squeeze|unbind|diagonal$|unfold$|resolve_|real$|imag$|_conj$"
-    r"|item$|_local_scalar_dense|is_|size$|stride$|numel|dim$|record_stream|result_type|can_cast|_has_|_nested_|_assert"
-    r"|_fused_sdp_choice|_debug_has|output_nr|requires_grad|retain|data$|swapaxes|mT$|mH$|numpy_T|adjoint|ravel|view_as"
-    r"|_version|_to_cpu|is$)"
-)
-"""PyTorch operators that only name memory."""
-
-_TYPES = {
-    "float4_e2m1fn_x2": ("fp4", 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), ("fp8", 1)),
-    **dict.fromkeys(("signed char", "unsigned char"), ("int8", 1)),
-    "half": ("fp16", 2),
-    "bfloat16": ("bf16", 2),
-    **dict.fromkeys(("float", "complex<float>"), ("fp32", 4)),
-    **dict.fromkeys(("double", "complex<double>"), ("fp64", 8)),
-    **{"bool": ("", 1), "short": ("", 2), "short int": ("", 2), "int": ("", 4), "long": ("", 8), "long int": ("", 8)},
-}
-"""Number type, the narrowest first, and bytes of an element, by the profiler's name of its type."""
+_OPERATORS = read_toml("nvprof_kit._analysis.flops", "operators.toml")
+_COMPOSED = re.compile("|".join(_OPERATORS["composed"]))
+_MOVES_NOTHING = re.compile("|".join(_OPERATORS["moves_nothing"]))
+_CAUSAL: Mapping[str, Sequence[int]] = _OPERATORS["causal"]
+_TYPES: Mapping[str, tuple[str, int]] = _OPERATORS["types"]
 
 _CODES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 9: 8, 10: 16, 11: 1, 15: 2}
 """Bytes of an element, by PyTorch's number of its type, as a value of an argument."""
@@ -206,14 +182,6 @@ def _attention(call: _Call, first: int = 0) -> int:
     widths = 3 * width + 2 * value[3] if first else width + value[3]
     return 2 * batch * heads * queries * key[2] * widths
 
-
-_CAUSAL = {
-    "_scaled_dot_product_flash_attention": (4, 11),
-    "_scaled_dot_product_efficient_attention": (6, 11),
-    "_scaled_dot_product_cudnn_attention": (6, 14),
-    "_scaled_dot_product_flash_attention_for_cpu": (4, 7),
-}
-"""Position of ``is_causal`` among the arguments of each attention and of its backward."""
 
 _FORMULAS: Mapping[str, Callable[[_Call], int]] = {
     **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"), _product),
@@ -461,7 +429,7 @@ def _kind(name: str) -> str:
         return "formula"
     if operator_kind(name) == "multiplies":
         return "unknown"
-    return "" if _COMPOSED.fullmatch(plain) or _MOVES_NOTHING.search(plain) else "moves"
+    return "" if _COMPOSED.fullmatch(plain) or _MOVES_NOTHING.match(plain) else "moves"
 
 
 def _outermost(frame: pd.DataFrame, kind: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
