@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.advise.program import (
+    FUSED,
     SIBLINGS,
     STEPS_TO_JUDGE,
     WORTH_A_NOTE,
@@ -445,17 +446,25 @@ _RULE_OF_CAUSE = {
 
 def unstable_step(program: Program) -> Iterator[Finding]:
     """Of four steps or more, one takes more than 1.2 times the median, for more than communication, and not because
-    the same launches came late.
+    the same launches came late. Where some steps run kernels of torch.compile, and others, of equal products, do not,
+    the median is that of the compiled ones.
 
     Saves: What such steps take above it.
     """
     steps = program.steps[program.steps["step"].notna()]
     steps = steps.assign(work_ns=steps["wall_ns"] - steps["exposed_comm_ns"])
-    by_gpu = steps.groupby(["process", "device"])
-    usual = by_gpu[["wall_ns", "work_ns"]].transform("quantile", 0.5, interpolation="lower")
+    gpus, ops = [steps["process"], steps["device"]], program.ops
+    products_ns = ops["ns"].where(ops["kernel_class"] == "gemm", 0).groupby(ops["step"]).sum()
+    is_compiled = products_ns.index.isin(ops["step"][matching(ops["name"], FUSED)])
+    usual_ns = products_ns[is_compiled].median()  # NaN if none is compiled
+    is_alike = products_ns.between(usual_ns / UNSTABLE, usual_ns * UNSTABLE)
+    is_eager = steps["step"].isin(products_ns.index[is_alike & ~is_compiled])
+    usual = (
+        steps[["wall_ns", "work_ns"]].where(~is_eager).groupby(gpus).transform("quantile", 0.5, interpolation="lower")
+    )
     excess_ns = steps["work_ns"] - usual["work_ns"]
     is_slow = (steps["wall_ns"] > UNSTABLE * usual["wall_ns"]) & (excess_ns > (UNSTABLE - 1) * usual["wall_ns"] / 2)
-    is_slow &= by_gpu["wall_ns"].transform("size") >= STEPS_TO_JUDGE
+    is_slow &= steps.groupby(gpus)["wall_ns"].transform("size") >= STEPS_TO_JUDGE
     if not is_slow.any():
         return
     slow = steps[is_slow].assign(excess_ns=excess_ns)
@@ -483,9 +492,16 @@ def unstable_step(program: Program) -> Iterator[Finding]:
             "compare the kernels of these steps with the others' (nvprof-kit summary --view kernel --by step): longer "
             "batches can be grouped by length or packed; if the same kernels take longer, the GPU's clocks fell"
         )
+    title, symptom_of, confidence = "Step times vary", _RULE_OF_CAUSE.get(cause, ""), "low"
+    if (is_slow & is_eager).any():
+        title, symptom_of, confidence = "Steps fall back from torch.compile", "", "medium"
+        evidence += (
+            f"; {(of_gpu & is_eager).sum()} steps run none of the kernels that torch.compile made for the others"
+        )
+        fix = "torch.compile(dynamic=True), pad to a few shapes, or raise torch._dynamo.config.recompile_limit; "
+        fix += "TORCH_LOGS=recompiles says why it compiles again"
     start = int(worst["start_ns"])
     yield Finding(
-        "unstable-step", "Step times vary", evidence, "", "", start, start + int(worst["wall_ns"]), int(lost_ns.sum()),
-        fix, "low", "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch",
-        _RULE_OF_CAUSE.get(cause, ""),
+        "unstable-step", title, evidence, "", "", start, start + int(worst["wall_ns"]), int(lost_ns.sum()), fix,
+        confidence, "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch", symptom_of,
     )  # fmt: skip

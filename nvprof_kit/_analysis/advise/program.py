@@ -85,7 +85,7 @@ _CAT = re.compile("CatArray")
 _SORTS = re.compile(r"sort|topk|index_and_segment", re.IGNORECASE)
 """Kernels that sort rows, as of all logits to draw from the most likely ones, or find their largest values: in passes.
 """
-_FUSED = re.compile("^triton_(poi|red|per|tem|for)")
+FUSED = re.compile("^triton_(poi|red|per|tem|for)")
 """Kernels of torch.compile, which has fused what it can."""
 _KERNEL_LAUNCH = re.compile("Launch(Cooperative)?Kernel")
 _MASKS = re.compile(r"triu|tril|masked_fill|where_kernel")
@@ -459,7 +459,7 @@ class Program(Operations):
         turns = np.full(run.max(initial=-1) + 1, len(chains))
         np.minimum.at(turns, run, np.where(chains["layer"] == NO_LAYER, np.bincount(of_name, minlength=1)[of_name], 1))
         passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / chains["ns"].clip(lower=SHORT_NS))
-        ns, is_fused = chains["ns"].where(~chains["is_pass"], 0), matching(chains["name"], _FUSED)
+        ns, is_fused = chains["ns"].where(~chains["is_pass"], 0), matching(chains["name"], FUSED)
         longest_ns = np.zeros(len(turns))
         np.maximum.at(longest_ns, run, ns.to_numpy())
         np.maximum(longest_ns, np.bincount(run, ns.where(is_fused, 0), len(turns)), out=longest_ns)
