@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._analysis.advise.program import Program, at, matching, share
+from nvprof_kit._analysis.advise.program import Program, at, share
+from nvprof_kit._analysis.advise.replay import matching
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import LAYER_PHASES
 

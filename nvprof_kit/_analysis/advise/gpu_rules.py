@@ -23,10 +23,10 @@ from nvprof_kit._analysis.advise.program import (
     costliest,
     has_large_tile,
     kinds,
-    matching,
     placed,
     share,
 )
+from nvprof_kit._analysis.advise.replay import READS, matching
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
@@ -63,8 +63,7 @@ _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _TO_DTYPE = re.compile(r"unrolled_elementwise_kernel<.*copy_kernel|float16_copy_kernel")
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw")
-_COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray|^memcpy DtoD")
-_READS = re.compile("DtoH")
+_COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray|^[mM]emcpy DtoD")
 _INDEX = re.compile(r"gpu_index_kernel|index_?select", re.I)
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
 _HEAD = re.compile(r"(^|\.)head$")
@@ -105,9 +104,9 @@ def copies(program: Program) -> Iterator[Finding]:
     if saves >= COPY_SHARE * program.wall_ns:
         is_work, first = 2 * idle_ns >= saves, blocking["exposed_ns"]
         if is_work:  # outside layers, and most of it after data was read, or before it is written
-            after = program.gaps_at_copies["start_ns"].isin(moves["end_ns"][matching(moves["copy"], _READS)])
+            after = program.gaps_at_copies["start_ns"].isin(moves["end_ns"][matching(moves["copy"], READS)])
             is_after = 2 * program.gaps_at_copies["idle_ns"][after].sum() >= idle_ns
-            first = (blocking["layer"] == NO_LAYER) & (blocking["copy"].astype(str).str.contains(_READS) == is_after)
+            first = (blocking["layer"] == NO_LAYER) & (blocking["copy"].astype(str).str.contains(READS) == is_after)
         worst = blocking.iloc[int((first if first.any() else blocking["exposed_ns"]).to_numpy().argmax())]
         is_number = worst["bytes"] < NUMBER_BYTES * worst["ops"]
         evidence = (

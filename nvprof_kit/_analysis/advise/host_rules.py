@@ -18,10 +18,10 @@ from nvprof_kit._analysis.advise.program import (
     at,
     costliest,
     kinds,
-    matching,
     ms,
     placed,
 )
+from nvprof_kit._analysis.advise.replay import READS, matching
 from nvprof_kit._analysis.attribution.intervals import exact_sums
 from nvprof_kit._analysis.breakdown.devices import PLACE
 from nvprof_kit._analysis.breakdown.host import CAUSES, OTHER_CAUSES
@@ -166,7 +166,7 @@ def _launch_fix(program: Program) -> tuple[str, str]:
     """How to launch earlier, or less often, and what refutes it."""
     ops, refuted_by = program.ops, "the step takes twice as long with twice the batch"
     in_layers = matching(ops["phase"], ("forward", "recompute", "backward")) & (ops["layer"] != NO_LAYER)
-    read_backs = ops[in_layers & (ops["name"] == "memcpy DtoH")]
+    read_backs = ops[in_layers & matching(ops["name"], READS)]
     if len(read_backs):
         places = read_backs.groupby(["layer", "phase"], observed=True).size()
         layer, phase = costliest(read_backs.assign(copies=1), "copies")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.advise.replay import Replay
+from nvprof_kit._analysis.advise.replay import MOVES, READS, WRITES, ZEROES, Replay, matching
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, as_slice, exact_sums, joined, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
@@ -340,7 +340,7 @@ class Program(Operations):
         """The operations that fused attention does without: softmax, scale, mask, dropout and casts of the scores
         between two products, copies of what these read and write; and the products, of which it leaves `gpu`.
         """
-        is_move = (self.ops["kind"] == OP_KINDS.index("kernel")) | (self.ops["name"] == "memcpy DtoD")
+        is_move = (self.ops["kind"] == OP_KINDS.index("kernel")) | matching(self.ops["name"], MOVES)
         with_softmax = {*self.ops["layer"][self.ops["kernel_class"] == "softmax"].unique()} - {NO_LAYER}
         ops = self.ops[is_move & matching(self.ops["layer"], with_softmax)]
         place = ops.groupby(["layer", "phase"], observed=True).ngroup().to_numpy()
@@ -388,9 +388,9 @@ class Program(Operations):
         """
         ops = self.ops
         order = _in_streams(ops)
-        order = order[~matching(ops["name"], {"memset"})[order]]  # they zero what the next kernel counts in
+        order = order[~matching(ops["name"], ZEROES)[order]]  # they zero what the next kernel counts in
         is_light = matching(ops["kernel_class"], POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
-        is_light |= ops["name"] == "memcpy DtoD"
+        is_light |= matching(ops["name"], MOVES)
         is_light |= matching(ops["name"], _SORTS) & (ops["layer"] == NO_LAYER) & (ops["kernel_class"] == "other")
         if len(self.scores):  # fused attention has none
             is_light &= ~np.isin(ops.index, self.scores.index)
@@ -407,7 +407,7 @@ class Program(Operations):
                 is_start[1:] |= np.diff(ops[name].to_numpy()[row]) != 0
             run = is_start.cumsum(dtype=np.int32)
             if not is_last:  # a move that takes longer than the kernels of its run is no part of it
-                ns, is_move = ops["ns"].to_numpy()[row], matching(ops["name"], {"memcpy DtoD"})[row]
+                ns, is_move = ops["ns"].to_numpy()[row], matching(ops["name"], MOVES)[row]
                 is_part = ~is_move | (ns <= np.bincount(run, ns * ~is_move)[run])
         length = np.bincount(run).astype(np.int32)[run]
         is_run = (length >= 2) | self.is_pass[row]
@@ -488,8 +488,8 @@ class Program(Operations):
         for lane, of_lane in enumerate(self.steps_of_lanes) if len(all_copies) else ():
             copies = all_copies[all_copies["lane"] == lane]
             gaps = all_gaps[all_gaps["window"].isin(of_lane.index)]
-            beside = gaps["start_ns"].isin(copies["end_ns"][copies["name"] == "memcpy DtoH"])
-            beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][copies["name"] == "memcpy HtoD"])
+            beside = gaps["start_ns"].isin(copies["end_ns"][matching(copies["name"], READS)])
+            beside |= (gaps["start_ns"] + gaps["idle_ns"]).isin(copies["start_ns"][matching(copies["name"], WRITES)])
             works, ends = beside & matching(gaps["cause"], at_work), np.sort(copies["end_ns"])
             before = np.searchsorted(ends, gaps["start_ns"], side="right") - 1
             is_between = (
@@ -678,6 +678,7 @@ class Program(Operations):
     def with_launches(self, ops: pd.DataFrame, saves: float) -> str:
         """What to add to evidence that names the time of operations, if the steps are shorter by more than that."""
         text = f"; with their launches the steps are {self.ms(saves)} shorter{self.per_step}"
+        text += ", on a host that the recording of Python's stacks slows" * self.has_stacks
         return text * bool(saves > self.busy_ns(ops))
 
     def at_most_ns(self, ops: pd.DataFrame) -> float:
@@ -706,10 +707,14 @@ class Program(Operations):
         self, rule: str, title: str, evidence: str, ops: pd.DataFrame, *,
         fix: str, refuted_by: str, saves: float | None = None, confidence: str = "medium", symptom_of: str = "",
     ) -> Finding:  # fmt: skip
-        """A finding about operations, at the layer and phase with most of their time, which is saved if not given."""
+        """A finding about operations, at the layer and phase with most of their time, which is saved if not given; what
+        a host that records Python's stacks could save beyond twice that is of low confidence.
+        """
         layer, phase = costliest(ops, "ns")
         is_there = (ops["layer"] == layer) & (ops["phase"] == phase)
         longest = ops.iloc[int(ops["ns"].where(is_there, -1).to_numpy().argmax())]
+        if confidence == "medium" and self.has_stacks and saves is not None and saves > 2 * self.busy_ns(ops):
+            confidence = "low"
         return Finding(
             rule, title, evidence, layer, phase, int(longest["start_ns"]), int(longest["end_ns"]),
             self.busy_ns(ops) if saves is None else int(saves), fix, confidence, refuted_by, symptom_of,
@@ -764,13 +769,6 @@ def placed(rows: pd.DataFrame, keys: Sequence[str] = ("layer", "phase")) -> tupl
 def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:
     """The rows of a layer and phase."""
     return rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
-
-
-def matching(names: pd.Series[Any], pattern: re.Pattern[str] | Collection[str]) -> npt.NDArray[np.bool_]:
-    """Which of these categorical names contain a pattern, or are among some names: in a fifth of the time of `isin`."""
-    matches_name = pattern.search if isinstance(pattern, re.Pattern) else pattern.__contains__
-    matches = np.array([*(bool(matches_name(str(name))) for name in names.cat.categories), False])
-    return matches.take(names.cat.codes.to_numpy()) if matches.any() else np.zeros(len(names), dtype=bool)
 
 
 def has_large_tile(names: pd.Series[Any]) -> npt.NDArray[np.bool_]:

@@ -471,7 +471,19 @@ def test_the_slow_layer_is_named():
     (copies,) = [finding for finding in findings if finding.rule == "copies"]
     assert outliers == {"layers.3"} and copies.evidence.startswith("1 copy per step, 100.0 % of them through pageable")
     assert "16.8 MB per step; 0.861 ms exposed per step" in copies.evidence
-    assert (copies.layer, copies.phase) == ("(none)", "data")
+    assert (copies.layer, copies.phase) == (
+        "(none)",
+        "data",
+    ) and copies.saves_ns < 1_000_000  # without the wait for data
+
+
+def test_copies_of_pytorch_traces_are_known_as_those_of_nsys():
+    for capture in ("ddp.rank0-2024.2.sqlite.xz", "kineto/ddp.rank0.json.xz"):
+        launch, chains = (
+            next(f for f in advice(DATA / capture).findings if f.rule == rule) for rule in ("launch", "unfused-chains")
+        )
+        assert chains.evidence.startswith("16 chains per step of 8 or more such kernels")
+        assert launch.fix.startswith("model forward copies data to the host")
 
 
 def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category: str = "forward") -> None:
