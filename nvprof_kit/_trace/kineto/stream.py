@@ -244,7 +244,12 @@ class TraceFile:
 
     def _escape(self) -> bool:
         """Escape the quotes in names of Python functions, which PyTorch does not; False if there are none."""
-        escaped, names = _NAME.subn(lambda name: name[1] + _QUOTE.sub(r'\1\\"', name[2]), self._text[self._at :])
+
+        def escape(line: re.Match[str]) -> str:
+            key, name = line.groups()
+            return key + (_QUOTE.sub(r'\1\\"', name) if "\\" in name else name.replace('"', '\\"'))
+
+        escaped, names = _NAME.subn(escape, self._text[self._at :])
         if names:
             self._text = self._text[: self._at] + escaped
         return bool(names)
