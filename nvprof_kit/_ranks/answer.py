@@ -180,8 +180,9 @@ class Ranks(Result):
 
 
 def job_size(ranks: int, steps: int, collectives: int) -> list[str]:
-    """The size of a job."""
-    return [plural(ranks, "rank"), plural(steps, "step"), plural(collectives, "matched collective")]
+    """The size of a job; how many steps it has may be unknown."""
+    counts = (plural(ranks, "rank"), plural(steps, "step") * (steps > 0), plural(collectives, "matched collective"))
+    return [count for count in counts if count]
 
 
 _WARNED_RANKS = 8

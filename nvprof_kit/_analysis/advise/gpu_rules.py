@@ -25,6 +25,7 @@ from nvprof_kit._analysis.advise.program import (
     kinds,
     placed,
     share,
+    size,
 )
 from nvprof_kit._analysis.advise.replay import READS, matching
 from nvprof_kit._analysis.attribution.intervals import exact_sums
@@ -112,15 +113,16 @@ def copies(program: Program) -> Iterator[Finding]:
         evidence = (
             f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
             f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them through "
-            f"pageable memory, {blocking['bytes'].sum() / program.parts / 1e6:.1f} MB{program.per_step}; "
+            f"pageable memory, {size(blocking['bytes'].sum() / program.parts)}{program.per_step}; "
             f"{program.ms(exposed_ns)} exposed{program.per_step}; "
-            f"{worst['copy']} in {worst['layer']} {worst['phase']} at {worst['gb_per_s']:.1f} GB/s"
+            f"{worst['copy']} in {worst['layer']} {worst['phase']}"
+            f"{f' at {worst.gb_per_s:.1f} GB/s' if worst['gb_per_s'] >= 0.05 else ''}"
         )
         if idle_ns:
             evidence += f"; the GPU idles {program.ms(idle_ns)} more{program.per_step} beside them while the host works"
             evidence += " or waits"
         if saves > exposed_ns + idle_ns:
-            evidence += f"; without waiting for them the steps are {program.ms(saves)} shorter{program.per_step}"
+            evidence += f"; without waiting for them {program.shorter(saves)}"
         way = next((way for way in ("DtoH", "HtoD") if way in worst["copy"]), "")
         is_busy = matching(program.gaps_at_copies["cause"], ("unknown", "python", "off_cpu"))
         busy_ns = program.gaps_at_copies["idle_ns"][is_busy].sum()
@@ -325,9 +327,10 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
         back = ops[is_back & ops["layer"].isin(same["layer"][matching(same["name"], _TO_DTYPE)])]
         saves = program.without_ns(pd.concat([same, back]))
         layer, phase = costliest(same, "ns")
+        where = "outside layers" if layer == NO_LAYER else f"in {plural(same['layer'].nunique(), 'layer')}"
         evidence = (
             f"{program.of_wall(program.busy_ns(same))} in {program.number(len(same), 'operation')} that only copy, "
-            f"in {plural(same['layer'].nunique(), 'layer')}; most in {layer} {phase}: "
+            f"{where}; most in {layer} {phase}: "
             f"{program.ms(at(same, layer, phase)['ns'].sum())}{program.with_launches(same, saves)}"
         )
         yield program.finding_in_ops(
@@ -461,10 +464,12 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
         return
     light, saves = scores[scores["gpu"] == 0], program.without_ns(scores, scores["gpu"], scores["gpu"])
     layer, phase = costliest(light, "ns")
-    scores_ns = at(light, layer, phase)["ns"].sum()
+    scores_ns, half_ns = at(light, layer, phase)["ns"].sum(), program.busy_ns(scores[scores["gpu"] > 0]) // 2
+    half = f", and half of these products, {program.ms(half_ns)}, as if it is causal" * bool(half_ns)
     evidence = (
-        f"{program.of_wall(light['ns'].sum())} in softmax, scale, mask and copy kernels between the products, in "
+        f"{program.of_wall(light['ns'].sum())} in softmax, scale, mask and copy kernels between the products{half}, in "
         f"{plural(scores['layer'].nunique(), 'layer')}; most in {layer} {phase}: {program.ms(scores_ns)}"
+        f"{program.with_launches(light, saves - half_ns)}"
     )
     yield program.finding_in_ops(
         "unfused-attention", "Attention is not fused", evidence, light, saves=saves, confidence="high",

@@ -96,6 +96,7 @@ def launch(program: Program) -> Iterator[Finding]:
         confidence = "medium" if saves_ns >= likely * program.wall_ns else "low"
         notes.append("the profiler makes the host slower: compare the step's time without it")
     idle, in_loop = _launch_idle(program, busy_gaps)
+    of_both = f"; part of {program.ms(idle['idle_ns'].sum())} in layers and outside" * bool(in_loop.any())
     fix, refuted_by = _launch_fix(program)
     for rows, title, advice, refutation in (
         (idle[in_loop], "Kernels outside the layers are launched one by one", _LOOP_FIX, "it stays as it is"),
@@ -105,7 +106,7 @@ def launch(program: Program) -> Iterator[Finding]:
             yield program.finding_in_idle(
                 "launch", title, rows, fix=advice, refuted_by=refutation, confidence=confidence,
                 saves=saves_ns * (rows["idle_ns"].sum() / idle["idle_ns"].sum()),
-                note="".join(f"; {note}" for note in notes),
+                note=of_both * bool(notes) + "".join(f"; {note}" for note in notes),
             )  # fmt: skip
 
 
@@ -304,10 +305,10 @@ def sync(program: Program) -> Iterator[Finding]:
             like_it = " like it" * (of == "place")
             evidence += f"; in all in {plural(layers, 'layer')}{like_it}, {program.number(len(rows), 'gap')}"
         is_late = program.idle_ns("launch") >= LIKELY_SHARE * program.wall_ns
-        if is_late or saves > 2 * rows["lost_ns"].sum():
+        if is_late or not WORTH_A_NOTE * rows["lost_ns"].sum() <= saves <= rows["lost_ns"].sum():
             evidence += (
                 f"; without the profiler these waits{' and what goes with them' * bool(saves > alone_ns)} make the "
-                f"steps {program.ms(saves)} longer{program.per_step}"
+                f"{'steps' if program.choice.count else 'capture'} {program.ms(saves)} longer{program.per_step}"
             )
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
         fix = f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}"
@@ -381,8 +382,11 @@ def allocation(program: Program) -> Iterator[Finding]:
     """
     rows = program.idle("allocation")
     if len(rows):
+        saves = program.allocating_ns()
+        is_more = saves > rows["idle_ns"].sum()
         yield program.finding_in_idle(
-            "allocation", "Allocations stall the GPU", rows, saves=program.allocating_ns(),
+            "allocation", "Allocations stall the GPU", rows, saves=saves,
+            note=f"; the host waits longer in them: without these calls {program.shorter(saves)}" * bool(is_more),
             fix="keep shapes the same from step to step, warm up first, "
             "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
             refuted_by="the same calls recur in later steps although shapes repeat and nothing is freed",

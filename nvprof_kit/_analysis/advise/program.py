@@ -675,9 +675,13 @@ class Program(Operations):
         start, end, lane = (ops[name].to_numpy() for name in ("start_ns", "end_ns", "lane"))
         return int(union_lengths(start, end, lane, np.zeros(len(ops), dtype=np.int64), 1)[0])
 
+    def shorter(self, saves: float) -> str:
+        """By how much the steps are shorter, or the whole capture."""
+        return f"the {'steps are' if self.choice.count else 'capture is'} {self.ms(saves)} shorter{self.per_step}"
+
     def with_launches(self, ops: pd.DataFrame, saves: float) -> str:
         """What to add to evidence that names the time of operations, if the steps are shorter by more than that."""
-        text = f"; with their launches the steps are {self.ms(saves)} shorter{self.per_step}"
+        text = f"; with their launches {self.shorter(saves)}"
         text += ", on a host that the recording of Python's stacks slows" * self.has_stacks
         return text * bool(saves > self.busy_ns(ops))
 
@@ -780,6 +784,11 @@ def has_large_tile(names: pd.Series[Any]) -> npt.NDArray[np.bool_]:
 def ms(ns: float) -> str:
     """A time as text."""
     return f"{ns / 1e6:.3f} ms"
+
+
+def size(count: float) -> str:
+    """A number of bytes as text."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,.0f} bytes"
 
 
 def share(value: float, total: float) -> str:

@@ -102,7 +102,9 @@ def steps_table(result: Layers) -> list[RenderableType]:
     """The table with a column per step, and a description of its figures."""
     times: Any = layers_by_step(result)
     step_of = dict(zip(result.rows["instance"], result.rows["step"], strict=True))
-    headings = {name: name if name == OUTSIDE else f"step {step_of[name]}" for name in times.columns[:MAX_STEPS]}
+    repeats = len({*step_of.values()}) < len(step_of)  # ranges of one number, which csv tells apart by `instance`
+    of_instance = {name: f"step {step}" + f" ({name})" * repeats for name, step in step_of.items()}
+    headings = {name: of_instance.get(name, OUTSIDE) for name in times.columns[:MAX_STEPS]}
     ms = Milliseconds.for_total(int(times.loc["total"].max()) if len(times.columns) else 0)
     by_row = times[list(headings)].iloc[:-1].set_axis(result.tree.index)
     tree = printed_tree(result, by_row.rename(columns={name: f"in {name}" for name in headings}))

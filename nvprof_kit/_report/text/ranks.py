@@ -102,7 +102,8 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
     charged = _folded(summed(charges, "wait_ns", CHARGED_TO), CHARGE_COLUMNS, fold)
     rows = _largest(charged.rename_axis(index={"rank": "late rank"}).rename("waiting_ns"), top, total)
     rows.loc[len(rows)] = ["", "all", "", "", total, 1.0 if total else None]
-    title = f"Waiting in collectives, over {plural(steps, 'step')} and all ranks, by late rank and cause"
+    over = f"{plural(steps, 'step')} and all ranks" if steps else "all ranks"
+    title = f"Waiting in collectives, over {over}, by late rank and cause"
     parts = _section(title, rows, len(rows))
     grid: Grid = parts[1]
     grid.rows[-1:] = [Row(), replace(grid.rows[-1], style="bold")]
