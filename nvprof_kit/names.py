@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 DOMAIN = "nvprof_kit"
 """NVTX domain of all ranges that the package emits."""
@@ -86,19 +86,6 @@ KNOWN_PHASES = frozenset(
     }
 )
 """Texts that mean a phase if a range has no category."""
-
-_NO_WORK = frozenset(
-    {"prim", "prims", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp"}
-)
-"""Namespaces of operators that communicate or only name what they get."""
-
-_MULTIPLIES = re.compile(
-    r"mm(?![aiy])|matmul|conv(?!ert)|attention|(?<!i)linear(?!1d|_comb)|^_trilinear$|_rnn|lstm_mps|^(add)?mv$|^v?dot$"
-    r"|^_fft_|_cdist_|cholesky|triangular_solve|lu_solve|ormqr|geqrf|transformer_encoder"
-    r"|^_?linalg_(?!vector_norm|cross|diagonal|check)"
-)
-_PACKS = re.compile(r"prepack$|_pack_|reorder|flatten_weight|_search$")
-"""PyTorch's operators that multiply matrices, by name, and those of them that only reorder or pack weights."""
 
 _STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # fits in int64
 _RANK = re.compile(r"rank (\d{1,9})(?: of (\d{1,9}))?(?: run (\S+))?")
@@ -311,65 +298,3 @@ def parse_memory_label(label: str) -> tuple[str, int | None]:
     """Name and step of an allocation's label."""
     name, separator, number = label.rpartition(";step=")
     return (name, int(number)) if separator and number.lstrip("-").isdecimal() else (label, None)
-
-
-def operator_kind(name: str) -> Literal["multiplies", "moves", ""]:
-    """What an operator may do, by its name: ``multiplies`` matrices, as any of other libraries may, ``moves`` numbers,
-    or '' for neither.
-    """
-    space, _, plain = name.partition("::")
-    if space in _NO_WORK:
-        return ""
-    return "multiplies" if space != "aten" or (_MULTIPLIES.search(plain) and not _PACKS.search(plain)) else "moves"
-
-
-OVERWRITES = frozenset(
-    {
-        *("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"),
-        *("_foreach_copy_", "_foreach_zero_"),
-    }
-)
-"""PyTorch's in-place operators that do not read what they overwrite."""
-
-SELECTS = {
-    "embedding": "weight",
-    **dict.fromkeys(
-        ("gather", "index", "index_select", "nll_loss2d_forward", "nll_loss_forward", "take"), "self"
-    ),
-}  # fmt: skip
-"""PyTorch's operators that read only the selected elements of this argument."""
-
-SCATTERS = frozenset(
-    {
-        *("_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "index_put_"),
-        *("scatter_", "scatter_add_", "scatter_reduce_"),
-    }
-)
-"""PyTorch's in-place operators that touch only as many elements of ``self`` as they are given."""
-
-_SECOND_KERNEL = {
-    "native_layer_norm_backward": 2,
-    "_fused_rms_norm_backward": 2,
-    "native_group_norm": 1,
-    "native_group_norm_backward": 2,
-    "_softmax_backward_data": 2,
-}
-
-
-def arguments_read_again(operator: str, output_mask: Sequence[bool] | None = None) -> int:
-    """How many of an operator's first arguments PyTorch reads twice, because it runs two kernels on a GPU: for the
-    gradients of a norm's input and of its weights, statistics of groups and their norm, a softmax's product and sum.
-
-    Args:
-        operator: Its name without namespace.
-        output_mask: Which gradients a norm's backward computes.
-    """
-    if output_mask is not None and not (output_mask[0] and any(output_mask[1:])):
-        return 0
-    return _SECOND_KERNEL.get(operator, 0)
-
-
-def causal_share(queries: int, keys: int) -> float:
-    """Share of the scores of an attention that a causal mask leaves to compute."""
-    square = min(queries, keys)
-    return (square * (square + 1) / 2 + max(queries - keys, 0) * keys) / max(queries * keys, 1)

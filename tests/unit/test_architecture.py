@@ -15,13 +15,14 @@ from support.data import DATA
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-FOUNDATION = {"names", "errors", "issues", "_findings", "_toml"}
+FOUNDATION = {"names", "errors", "issues", "_findings", "_operators", "_toml"}
 READING = FOUNDATION | {"_trace", "_result", "_analysis", "_ranks"}
 MAY_IMPORT = {
     "names": set(),
     "errors": set(),
     "issues": set(),
     "_findings": {"_toml"},
+    "_operators": {"_toml"},
     "_toml": set(),
     "_instrument": FOUNDATION,
     "_capture": FOUNDATION | {"_instrument"},

@@ -25,20 +25,10 @@ from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
+from nvprof_kit._operators import OVERWRITES, SCATTERS, SELECTS, arguments_read_again, causal_share, operator_kind
 from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.flops_file import TABLES, FlopsFile
-from nvprof_kit.names import (
-    LAYER_CATEGORIES,
-    NO_LAYER,
-    NO_PHASE,
-    OVERWRITES,
-    PHASE_CATEGORIES,
-    SCATTERS,
-    SELECTS,
-    arguments_read_again,
-    causal_share,
-    operator_kind,
-)
+from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES
 
 _NO_OPERATORS = frozenset({"autograd", "inductor", "torch"})
 """Namespaces of events that the profiler records but that are not operators."""

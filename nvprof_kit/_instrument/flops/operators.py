@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.flop_counter import addmm_flop, baddbmm_flop, flop_registry, mm_flop, sdpa_backward_flop, sdpa_flop
 
-from nvprof_kit.names import operator_kind
+from nvprof_kit._operators import operator_kind
 
 _TYPES = {
     torch.float64: "fp64",

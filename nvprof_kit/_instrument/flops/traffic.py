@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from nvprof_kit.names import OVERWRITES, SCATTERS, SELECTS, arguments_read_again, causal_share
+from nvprof_kit._operators import OVERWRITES, SCATTERS, SELECTS, arguments_read_again, causal_share
 
 _L2_BYTES = 50 * 2**20
 """Size of the L2 of an H100, assumed where the counted step runs on a CPU."""
