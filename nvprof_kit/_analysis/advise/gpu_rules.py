@@ -14,6 +14,7 @@ from nvprof_kit._analysis.advise.program import (
     CHAIN_LENGTH,
     DOUBLE,
     FEW_TOKENS_NS,
+    FIXES,
     MANY_PARAMETERS,
     POINTWISE,
     SHORT_NS,
@@ -72,16 +73,6 @@ _CAUSAL = re.compile(r"triu|tril")
 _TAKES_NO_MASK = re.compile(r"flash_(fwd|bwd)|FlashAttn")
 _SLOW_ATTENTION, SLOW_PART = re.compile(r"fmha_cutlass[FB]_b?f16"), 0.4
 """PyTorch's memory-efficient attention, and what flash attention takes of its time."""
-_COPY_FIXES = {
-    "numbers": "remove .item(), .cpu(), print(loss) from the loop, or run them less often",
-    "DtoH": "keep it on the GPU, or copy it to pinned memory with non_blocking=True and read it a step later",
-    "work": "do this work on the GPU, or while it computes: in DataLoader workers, another thread, a step ahead",
-    "new numbers": "make these numbers on the GPU (torch.full, torch.arange(device=...)), or once before the loop",
-    "HtoD": "use pinned memory, as of DataLoader(pin_memory=True), and .to(device, non_blocking=True); copy the next "
-    "batch on another stream",
-    "": "use calls that do not block, as cudaMemcpyAsync and cudaMemsetAsync",
-}
-"""By what costs time: a copy in a direction, a wait for numbers, or the host's work beside copies."""
 
 
 def copies(program: Program) -> Iterator[Finding]:
@@ -134,7 +125,7 @@ def copies(program: Program) -> Iterator[Finding]:
         yield program.finding_in_ops(
             "sync" if is_wait else "copies", "The host waits for numbers" if is_wait else title, evidence,
             _moves_of(worst.to_frame().T, moves), saves=saves,
-            fix=_COPY_FIXES[costs],
+            fix=FIXES["copies"][costs],
             confidence="low" if program.has_stacks and (is_work or is_wait) else "medium" if is_work else "high",
             refuted_by="the GPU idles as long without these numbers"
             if is_wait

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.advise.program import (
+    FIXES,
     FUSED,
     SIBLINGS,
     STEPS_TO_JUDGE,
@@ -44,20 +45,6 @@ CALLS_OF_WARM_UP = 4
 UNSTABLE = 1.2
 _EXPERTS = re.compile(r"expert|(^|\.|_)moe|MoE|router", re.IGNORECASE)
 
-_LAUNCH_FIXES = {
-    "training": "capture the step in a CUDA graph, torch.compile(mode='reduce-overhead'), or give each launch more "
-    "work (batch size)",
-    "sharded training": "torch.compile the layers, use fewer and larger shards (wrap several blocks as one), or give "
-    "each launch more work (batch size)",
-    "decode": "use a CUDA graph or torch.compile(mode='reduce-overhead') for the decoding step (with a static cache), "
-    "or decode more sequences at once",
-    "mixed": "use CUDA graphs for the decoding steps (with a static cache), and put more prompts or longer chunks into "
-    "each prefill",
-    "prefill": "put more tokens into each launch (more sequences at once, longer chunks), or "
-    "torch.compile(mode='reduce-overhead') for a few fixed lengths",
-    "evaluation": "evaluate larger batches, or torch.compile(mode='reduce-overhead')",
-}
-"""What makes launches fewer or each worth more, by `Program.mode`."""
 
 _LOOP_FIX = (
     "do for all at once what a loop over parameters, tokens or sequences does one by one (torch._foreach_*, an index "
@@ -185,8 +172,8 @@ def _launch_fix(program: Program) -> tuple[str, str]:
         fix = "put more of the step into the CUDA graphs that it replays, or give each replay more work (batch size)"
     else:
         sharded = {"AllGather", "ReduceScatter"} <= set(program.times.communication["collective"])
-        fix = _LAUNCH_FIXES.get(
-            "sharded training" if sharded and program.mode == "training" else program.mode, _LAUNCH_FIXES["training"]
+        fix = FIXES["launch"].get(
+            "sharded training" if sharded and program.mode == "training" else program.mode, FIXES["launch"]["training"]
         )
     if "CUDA graph" in fix:
         refuted_by = f"the step is no faster in a CUDA graph, or {refuted_by.removeprefix('the step ')}"

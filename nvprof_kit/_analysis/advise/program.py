@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choos
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls
 from nvprof_kit._findings import Finding
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
@@ -25,6 +26,9 @@ from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import Flops
+
+FIXES: Mapping[str, Mapping[str, str]] = read_toml("nvprof_kit._analysis.advise", "fixes.toml")
+"""What to change, by rule and the case that it tells apart."""
 
 POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 """Classes of kernels whose time is that of reading and writing memory."""
