@@ -15,6 +15,7 @@ from nvprof_kit._analysis.advise.program import (
     DOUBLE,
     FEW_TOKENS_NS,
     FIXES,
+    LARGE_TILE,
     MANY_PARAMETERS,
     POINTWISE,
     SHORT_NS,
@@ -22,11 +23,11 @@ from nvprof_kit._analysis.advise.program import (
     Program,
     at,
     costliest,
-    has_large_tile,
     kinds,
     placed,
     share,
     size,
+    smallest_side,
 )
 from nvprof_kit._analysis.advise.replay import READS, matching
 from nvprof_kit._analysis.attribution.intervals import exact_sums
@@ -488,7 +489,7 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     is_large = is_product & ~in_block & (is_named | matching(kernels["layer"], _HEAD))
     is_large &= kernels["ns"] >= kernels["ns"][is_product & in_block].quantile(0.9)
     is_large &= (program.mode == "prefill") & (usual_ns >= 2 * FEW_TOKENS_NS)
-    is_large &= has_large_tile(kernels["name"])
+    is_large &= smallest_side(kernels["name"]) >= LARGE_TILE
     is_head = is_named & ~is_light | is_large
     after_head = pd.Series(np.select([is_head, in_block], [1.0, 0.0], np.nan), kernels.index).ffill() == 1
     reads = is_light & ~in_block & after_head & (kernels["ns"] >= LOGITS_TIMES * usual_ns)

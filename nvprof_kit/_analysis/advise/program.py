@@ -36,8 +36,10 @@ POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 FEW_TOKENS_NS = 2_500
 """The median elementwise or norm kernel of a decoding step, which has few tokens, is shorter; of a prefill longer."""
 
-LARGE_TILE = 128
-"""cuBLAS and CUTLASS take a tile with such sides for a product of about as many rows and columns, or more."""
+NARROW_TILE, LARGE_TILE = 32, 128
+"""cuBLAS and CUTLASS take a tile with such sides for a product of about as many rows and columns, or more; one with a
+narrow side for a product of few rows.
+"""
 
 LITTLE, CONTRADICTED = 10, 0.5
 """Without steps, fewer operations tell nothing surely; nor do steps of which more than this part contradict what their
@@ -611,10 +613,13 @@ class Program(Operations):
             kernels = self.kernels[["step", "name", "kernel_class", "ns"]]
             light = kernels[matching(kernels["kernel_class"], ("elementwise", "norm"))]
             products = kernels[matching(kernels["kernel_class"], {"gemm"})]
-            signed_ns = products["ns"].where(has_large_tile(products["name"]), -products["ns"])
-            is_few = light.groupby("step", dropna=False)["ns"].median() < FEW_TOKENS_NS
-            of_steps_ns = signed_ns.groupby(products["step"], dropna=False).sum()
-            is_many = of_steps_ns.reindex(is_few.index, fill_value=0) > 0
+            side, light_ns = smallest_side(products["name"]), light.groupby("step", dropna=False)["ns"].median()
+            mostly_in = [
+                products["ns"].where(is_in, -products["ns"]).groupby(products["step"], dropna=False).sum() > 0
+                for is_in in (side >= LARGE_TILE, side <= NARROW_TILE)
+            ]
+            is_many, is_narrow = (steps.reindex(light_ns.index, fill_value=False) for steps in mostly_in)
+            is_few = light_ns < np.where(is_narrow, 2, 1) * FEW_TOKENS_NS
             if self.is_little or not len(light) or (is_few & is_many).mean() > CONTRADICTED:
                 return "unknown"
             decodes, prefills = is_few.mean() >= 0.2, is_few.mean() <= 0.8
@@ -779,10 +784,10 @@ def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:
     return rows[(rows["layer"] == layer) & (rows["phase"] == phase)]
 
 
-def has_large_tile(names: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Which of these categorical names of products say that their tiles have many rows and columns."""
+def smallest_side(names: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """The smaller side of the tiles that these categorical names of products tell; NaN if they do not."""
     sides = pd.Series(names.cat.categories.astype(str)).str.extract(_TILE).astype(float)
-    return matching(names, {*names.cat.categories[(sides >= LARGE_TILE).all(axis=1).to_numpy()]})
+    return np.append(sides.min(axis=1), np.nan)[names.cat.codes]
 
 
 def ms(ns: float) -> str:
