@@ -13,6 +13,7 @@ import numpy as np
 
 from nvprof_kit._findings import Finding
 from nvprof_kit._ranks.waits import NO_FAULT, kinds_of
+from nvprof_kit._toml import read_toml
 from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import NO_LAYER, NO_PHASE
 
@@ -43,6 +44,9 @@ ranks is compared too."""
 
 SLOW_LINK = 1.5
 """Transfers are slow if they take this multiple of the median of their equals."""
+
+_WHY, _PHRASES = (read_toml("nvprof_kit._ranks", "verdict.toml")[table] for table in ("why", "phrases"))
+"""Why a rank is late, by the verdict's cause, and how it spent its time, by kind of cause."""
 
 _PLACES = ("data_loading", "garbage_collection", "warm_up", "allocation")
 
@@ -263,34 +267,6 @@ def outside_layers(faults: pd.DataFrame, layers: pd.DataFrame) -> tuple[str | No
     if layer != NO_LAYER or share <= 0.5 or share < 1.5 * usual:
         return None, ""
     return (None, " outside layers") if phase == NO_PHASE else (str(phase), f" outside layers, in the {phase} phase")
-
-
-_WHY = {
-    "slow_gpu": "its GPU takes longer for the same kernels in all layers ({ratio} times the others' time)",
-    "more_work": "it runs more kernels{where}",
-    "slow_layer": "the same kernels take longer{where}",
-    "slow_host": "its host launches late{where}",
-    "data_loading": "its data loader keeps it waiting",
-    "copy": "its copies take longer{where}",
-    "slow_link": "its collectives transfer data more slowly{where}",
-    "allocation": "its host allocates and frees memory{where}",
-    "profiler": "the profiler delays its host",
-    "garbage_collection": "its host collects Python garbage; collect on all ranks in the same step, or gc.freeze()",
-    "warm_up": "its host loads or compiles code{where}",
-    "collective": "it is delayed by other collectives",
-}
-"""Why a rank is late, by the verdict's cause."""
-
-_PHRASES = {
-    "work": "in more GPU work",
-    "host": "because its host launches late",
-    "data_loading": "waiting for its data loader",
-    "copy": "in copies",
-    "garbage_collection": "in Python's garbage collector",
-    "warm_up": "loading or compiling code",
-    "allocation": "allocating and freeing memory",
-}
-"""How it spent its time, by kind of cause."""
 
 
 def _standing_out(

@@ -23,7 +23,7 @@ from nvprof_kit._trace.kineto.events import (
     Events,
     number,
 )
-from nvprof_kit._trace.kineto.stream import Args
+from nvprof_kit._trace.kineto.stream import NAMES, Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
 _KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"} | {
@@ -82,15 +82,6 @@ def host_memory(name: str) -> str:
     return match.group(1).lower() if match else ""
 
 
-_WIDTHS = {
-    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
-    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
-    **dict.fromkeys(("Int", "Float", "QInt32", "UInt32", "ComplexHalf"), 4),
-    **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
-}
-"""Bytes per element by PyTorch dtype name; ``Float8…`` types have one byte."""
-
 _MAX_ELEMENTS = 1 << 50
 """More than any collective moves."""
 _GROUP_END = Args(collective="ncclGroupEnd")
@@ -129,7 +120,9 @@ def read_collectives(events: Events) -> dict[str, Any]:
         return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
     elements = np.maximum(numbers("in_elements"), numbers("out_elements"))
-    widths = np.array([1 if kind.startswith("Float8") else _WIDTHS.get(kind, 0) for kind in texts("dtype")], np.int64)
+    widths = np.array(
+        [1 if kind.startswith("Float8") else NAMES["widths"].get(kind, 0) for kind in texts("dtype")], np.int64
+    )
     has_bytes = (widths > 0) & (elements >= 0) & (elements < _MAX_ELEMENTS)
     members = texts("group_ranks")
     peers = np.where(numbers("destination") < 0, numbers("source"), numbers("destination")).tolist()

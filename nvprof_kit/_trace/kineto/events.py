@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import Int64Array
-from nvprof_kit._trace.kineto.stream import ARGUMENTS, UNREADABLE, Args, inputs_of
+from nvprof_kit._trace.kineto.stream import ARGUMENTS, NAMES, UNREADABLE, Args, inputs_of
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
 from nvprof_kit._trace.validate import FILE_DAMAGED, check_time_span
 from nvprof_kit.errors import CaptureError
@@ -43,22 +43,13 @@ recorded with ``record_python_gc_info``.
 """
 
 _ARROW = "fwdbwd"
-_OLDER = {"operator": OPERATORS, "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 _OURS = f"{DOMAIN}:"
 MODULE, _COLLECTION = "nn.Module: ", "Python GC"
 _HALF_LETTER = re.compile("[\ud800-\udfff]")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _EVENT = {"name": "i", "ts": "d", "dur": "d", "tid": "q"}
 """The fields of every event, and the type codes of their columns; a name is its number among the names of the trace."""
-_ON_GPU = ("device", "stream", "correlation", "graph_node")
-_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "kernel": _ON_GPU,
-    "gpu_memcpy": (*_ON_GPU, "bytes"),
-    "gpu_memset": (*_ON_GPU, "bytes"),
-    "cuda_runtime": ("correlation", "kernel"),
-    "cuda_driver": ("correlation", "kernel"),
-    OPERATORS: ("sequence", "forward_thread"),
-}
+_ARGUMENTS: Mapping[str, Sequence[str]] = NAMES["arguments"]
 """The arguments of each category that are integers, or names of kernels."""
 _MISSING = {"device": 0, "forward_thread": 0}
 """What stands for a missing argument, if not -1."""
@@ -67,14 +58,6 @@ _ESSENTIAL = ("args.correlation", "args.device")
 _NO_ARGS = Args()
 _PARAMETERS = "record_param_comms"
 
-
-_NOT_READ = frozenset({
-    "trace", "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "gpu_user_annotation", "external_correlation",
-    "cpu_instant_event", "cuda_sync", "cuda_event", "cuda_profiler_range", "gpu_pm_counter", "collective_comm",
-    "glow_runtime", "hpu_op", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_workloadd", "xpu_runtime",
-    "xpu_driver", "privateuse1_runtime", "privateuse1_driver", "triton",
-})  # fmt: skip
-"""Kineto's other categories of complete events (ActivityType.cpp of libkineto)."""
 
 _SAMPLE, _FEW = 10_000, 20
 """How many events of a kind are looked at to find where most are, and how few are too few."""
@@ -195,7 +178,7 @@ class Events:
                 groups.setdefault((row.ph, row.cat), []).append(row)
             for (kind, cat), rows in groups.items():
                 category = (cat or "").lower()
-                category = _OLDER.get(category, category)
+                category = NAMES["older"].get(category, category)
                 if kind == "X" and category in KINETO_SOURCES:
                     pids.setdefault(category, rows[0].pid)
                     self._add(category, rows)
@@ -205,7 +188,7 @@ class Events:
                     arrows += rows
                 elif category in KINETO_SOURCES:
                     self._lacking[category, "ph"] += sum(row.dur is not None for row in rows)
-                elif kind == "X" and category not in _NOT_READ:
+                elif kind == "X" and category not in NAMES["not_read"]:
                     unknown[category] += len(rows)
         for category, count in unknown.most_common(3):
             text = f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read"

@@ -12,6 +12,7 @@ import numpy as np
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.frames import MISSING_PAYLOAD
 from nvprof_kit._trace.kineto.events import ANNOTATIONS, MODULE, MODULES, OPERATORS, Events
+from nvprof_kit._trace.kineto.stream import NAMES
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category, parse_kineto_name
 
@@ -21,16 +22,7 @@ if TYPE_CHECKING:  # imported once the events are read, so that both are not in 
 _BACKWARD_OP = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"\w+Backward\d*")
 _NUMBER = re.compile(r"_\d+$")
-_LIBRARY_ANNOTATIONS = (
-    "nccl:",
-    "c10d::",
-    "gloo:",
-    "##",
-    "Torch-Compiled Region",
-    "DistributedDataParallel.",
-    "FSDP::",
-    "PyTorch Profiler",
-)
+_LIBRARY_ANNOTATIONS = tuple(NAMES["library_annotations"])
 
 
 def read_ranges(events: Events, has_ours: bool) -> dict[str, Any]:

@@ -37,6 +37,9 @@ _OTHER = ("schemaVersion", "deviceProperties")
 _TRIES = 4
 _BATCH = 10_000
 
+NAMES = read_toml("nvprof_kit._trace.kineto", "names.toml")
+"""What Kineto and PyTorch call the events of a trace and what is in them."""
+
 ARGUMENTS: Mapping[str, str] = read_toml("nvprof_kit._trace", "sources.toml")["kineto_arguments"]
 """The arguments that are read of an event, of any type, and their keys in the file."""
 _INPUTS = {"dims": "Input Dims", "types": "Input type", "concrete": "Concrete Inputs", "strides": "Input Strides"}

@@ -13,23 +13,12 @@ from nvprof_kit._trace.files.database import Database, Where, among
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
 from nvprof_kit._trace.joins import distinct, launching_calls
 from nvprof_kit._trace.nsys.nvtx import Nvtx
-from nvprof_kit._trace.nsys.sources import RUNTIME, Columns, process_of, read_columns, strings_of
+from nvprof_kit._trace.nsys.sources import NAMES, RUNTIME, Columns, process_of, read_columns, strings_of
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE, Trace
 
-_LAUNCHING = ("%Launch%", "%Memcpy%", "%Memset%", "%GraphUpload%", "%MemPrefetch%")
-_BUSY = (
-    *(*_LAUNCHING, "%Synchronize%", "%Malloc%", "%MemAlloc%", "%MemFree%", "%HostAlloc%", "%HostRegister%", "%MemMap%"),
-    *("%MemCreate%", "cudaFree%"),
-)
-_WAITS = (
-    *("recv%", "read%", "pread%", "poll", "ppoll", "select", "pselect", "epoll_wait%", "%sleep", "fsync", "fdatasync"),
-    *("send%", "write%", "pwrite%", "sem_%wait", "waitpid", "wait4", "accept%", "connect", "open%", "flock"),
-)
-"""Calls of the operating system in which a thread waits for a file, another process or time. Not those that wait for
-another thread of its own: that thread says why.
-"""
+_LAUNCHING, _BUSY, _WAITS = (NAMES["patterns"][names] for names in ("launching", "busy", "waits"))
 _TABLES = {"api": RUNTIME, "overhead": "PROFILER_OVERHEAD", "system": "OSRT_API"}
-_COLUMNS = {"start_ns": "start", "end_ns": "end", "tid": "globalTid", "correlation": "correlationId", "name": "nameId"}
+_COLUMNS = NAMES["calls"]
 _IS_OPERATOR = re.compile("aten::.*|.*, (seq|op_id) = .*", re.IGNORECASE | re.DOTALL)
 Fetched = dict[str, Columns]
 """Plain columns of calls by kind, as in the file, with names as ids."""
@@ -55,7 +44,7 @@ def fetch_calls(db: Database, busy: bool = False) -> Fetched:
     """
     where = {"system": [Where("nameId", db.ids_like(*_WAITS), or_null=True)]}
     if busy:
-        where["api"] = [Where("nameId", db.ids_like(*_BUSY), or_null=True)]
+        where["api"] = [Where("nameId", db.ids_like(*_LAUNCHING, *_BUSY), or_null=True)]
     fetched = {
         kind: read_columns(db, table, _COLUMNS, where.get(kind, ()))
         for kind, table in _TABLES.items()

@@ -21,23 +21,14 @@ import numpy as np
 
 from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.nsys.nvtx import Nvtx
-from nvprof_kit._trace.nsys.sources import KERNEL, Columns, check_rows, process_of
+from nvprof_kit._trace.nsys.sources import KERNEL, NAMES, Columns, check_rows, process_of
 
 _HEADER = 32
-_FIELDS = {
-    "Message size [bytes]": ("bytes", "<q"),
-    "NCCL communicator ID": ("communicator", "<q"),
-    "No. of ranks": ("ranks", "<i"),
-}
+_FIELDS = {name: tuple(field) for name, field in NAMES["nccl_fields"].items()}
 """Fields of a payload by their names in NCCL: what they hold, and their format."""
 _PER_RANK = ("allgather", "reducescatter", "alltoall", "gather", "scatter")
 """Calls and operations with a size that is one rank's part of the larger buffer."""
 _OPERATIONS = "NCCL_GPU_OPERATIONS"
-_BYTES = {
-    "int8": 1, "char": 1, "uint8": 1, "float8e4m3": 1, "float8e5m2": 1, "float16": 2, "half": 2, "bfloat16": 2,
-    "int32": 4, "int": 4, "uint32": 4, "float32": 4, "float": 4, "int64": 8, "uint64": 8, "float64": 8, "double": 8,
-}  # fmt: skip
-"""Bytes of NCCL data types, without the prefix ``nccl``."""
 _BACK = 4
 """Maximum number of concurrent kernels of one kind on a device."""
 
@@ -137,7 +128,7 @@ def _operations(db: Database) -> list[dict[str, Any]]:
         if max(overlaps, default=0) <= 0:
             continue
         kernel = near[overlaps.index(max(overlaps))]
-        count, size = value_of.get("count"), _BYTES.get(_kind(value_of.get("dataType")), 0)
+        count, size = value_of.get("count"), NAMES["nccl_bytes"].get(_kind(value_of.get("dataType")), 0)
         is_known = size > 0 and kind not in _PER_RANK
         operations.append({
             "start_ns": start,

@@ -11,7 +11,16 @@ import numpy.typing as npt
 from nvprof_kit._trace.files.database import Database, among
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
 from nvprof_kit._trace.joins import distinct, distinct_rows
-from nvprof_kit._trace.nsys.sources import EVENT_TYPES, RUNTIME, Columns, defined, process_of, read_columns, strings_of
+from nvprof_kit._trace.nsys.sources import (
+    EVENT_TYPES,
+    NAMES,
+    RUNTIME,
+    Columns,
+    defined,
+    process_of,
+    read_columns,
+    strings_of,
+)
 from nvprof_kit._trace.reader import named_domains
 
 NESTED, START_END = (59, 70), (60, 71)
@@ -19,17 +28,6 @@ MARK, _CATEGORY, _DOMAIN_CREATE = 34, 33, 75
 _DEFAULT_DOMAIN = 0
 _OPEN = (0, -1, MISSING_PAYLOAD)
 """What exporters write as the end of a range that was still open."""
-_COLUMNS = {
-    "start": "start",
-    "end": "end",
-    "kind": "eventType",
-    "tid": "globalTid",
-    "end_tid": "endGlobalTid",
-    "domain": "domainId",
-    "category": "category",
-    "text": "text",
-    "text_id": "textId",
-}
 _PAYLOADS = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 
 
@@ -89,7 +87,7 @@ def read_nvtx(db: Database) -> Nvtx:
         CaptureError: A required value is missing, or a domain or category is registered without id or name.
     """
     payloads = {name: name for name in _PAYLOADS}
-    events = read_columns(db, "NVTX_EVENTS", {**_COLUMNS, **payloads}, missing=MISSING_PAYLOAD)
+    events = read_columns(db, "NVTX_EVENTS", NAMES["nvtx"] | payloads, missing=MISSING_PAYLOAD)
     payload = np.full(len(events["start"]), MISSING_PAYLOAD, dtype=np.int64)
     for name in _PAYLOADS:  # the first with a value counts
         payload = np.where(payload == MISSING_PAYLOAD, events.pop(name), payload)

@@ -18,6 +18,7 @@ from nvprof_kit._trace.nsys.sources import (
     KERNEL,
     MEMCPY,
     MEMSET,
+    NAMES,
     Columns,
     check_rows,
     columns_of,
@@ -31,25 +32,7 @@ from nvprof_kit._trace.nsys.sources import (
 from nvprof_kit._trace.schema import OP_KINDS, OPS
 
 OP_TABLES = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset", GRAPH: "graph"}
-_COLUMNS = {
-    "start_ns": "start",
-    "end_ns": "end",
-    "correlation": "correlationId",
-    "device": "deviceId",
-    "pid": "globalPid",
-    "graph_node": "graphNodeId",
-}
-_OPTIONAL = {
-    "stream": {"stream": "streamId"},
-    "bytes": {"bytes": "bytes"},
-    "host_memory": {"source_memory": "srcKind", "destination_memory": "dstKind"},
-    "name": {"name_id": "demangledName"},
-    "mangled": {"mangled": "mangledName"},
-    "shared_bytes": {"static_bytes": "staticSharedMemory", "dynamic_bytes": "dynamicSharedMemory"},
-    "registers": {"registers": "registersPerThread"},
-    **{f"{size}_{axis}": {f"{size}_{axis}": f"{size}{axis.upper()}"} for size in ("grid", "block") for axis in "xyz"},
-}
-"""The columns of the tables for each optional column of the schema's ``ops``."""
+_COLUMNS, _OPTIONAL = NAMES["ops"], NAMES["optional_ops"]
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"} | {
     11: "unified HtoD",
     12: "unified DtoH",

@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.files.packed import UNREADABLE, unpack
 from nvprof_kit._trace.files.sqlite import integer_list, text_columns
@@ -26,24 +27,12 @@ from nvprof_kit.errors import CaptureError, UsageError
 GONE = "(scrubbed)"
 _GONE_TEXT = f"'{GONE}'"
 _VARIABLE = "ENVIRONMENT_VARIABLE"
-_OWNER = (
-    "name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' OR name LIKE '%:COMMAND' OR name LIKE '%:WORKING_DIR' "
-    "OR name LIKE '%:USER_NAME' OR name IN ('DEVICE_DISPLAY_NAME', 'DEVICE_ID')"
-)
-_EXPORT = "name LIKE '%PATH%' OR name LIKE '%\\_FILE' ESCAPE '\\' OR name IN ('EXPORT_HOST', 'EXPORT_USER')"
-_MACHINE = "name IN ('DeviceEnvironment', 'Hostname', 'NicInfo')"
 _SECRET = re.compile(
     r"(?<!tik)token(?!iz)|secret|passw|credential|api_?key|private_?key|access_?key|auth(?!or)", re.IGNORECASE
 )
 _PATH = re.compile(r"(?<![\w/.:])/\w.*", re.DOTALL)
 _CAPTURE_TABLES = ("META_DATA_CAPTURE", "CAPTURE_META_DATA")
 _SPOOL = re.compile(r"/.*/nsight_systems/\S*", re.DOTALL)
-_SPOOL_COLUMNS = (
-    ("StringIds", "value"),
-    ("TARGET_INFO_SYSTEM_ENV", "value"),
-    ("DIAGNOSTIC_EVENT", "text"),
-    ("ANALYSIS_FILE", "filename"),
-)
 _HOME = re.compile(r"(\\?/|\\{1,4})(home|Users)\1(?!\(scrubbed\))[^/\\:;,'\"\0]+")
 """Separators also as json and nested json escape them."""
 _HOME_VARIABLE = re.compile(r"(?:^|[;\0\n])(?:HOME|USERPROFILE)=\"?([^;\0\n\"]+)")
@@ -139,32 +128,6 @@ def _load(db: sqlite3.Connection, source: Path) -> None:
             original.backup(db)
 
 
-_SET = f"UPDATE {{table}} SET value = {_GONE_TEXT} WHERE "
-_STRINGS = f"UPDATE StringIds SET value = {_GONE_TEXT} WHERE id IN "
-_STATEMENTS = (
-    ("environment variables", _CAPTURE_TABLES, "value", f"DELETE FROM {{table}} WHERE name LIKE '%{_VARIABLE}%'"),
-    ("command line and folder", _CAPTURE_TABLES, "value", _SET + _OWNER),
-    ("facts of the machine", ("TARGET_INFO_SYSTEM_ENV",), "value", _SET + _MACHINE),
-    ("facts of the export", ("META_DATA_EXPORT", "EXPORT_META_DATA"), "value", _SET + _EXPORT),
-    # nsys's messages end at a path, such as the folder of the captured output
-    ("paths in messages of nsys", ("DIAGNOSTIC_EVENT",), "text",
-     "UPDATE {table} SET text = pathless(text) WHERE text <> pathless(text)"),
-    # files that nsys added to the report (2024.2 and newer), which include the environment
-    ("logs of nsys", ("ANALYSIS_FILE",), "content", f"UPDATE {{table}} SET content = {_GONE_TEXT}"),
-    ("logs of nsys", ("ANALYSIS_FILE",), "contentId", _STRINGS + "(SELECT contentId FROM {table})"),
-    ("printed output", ("ProcessStreams",), "contentId",
-     _STRINGS + "(SELECT contentId FROM {table} UNION SELECT filenameId FROM {table})"),
-    # nsys reads past the end of a process's name, into its environment
-    ("names with an environment behind them", ("StringIds",), "value",
-     "UPDATE {table} SET value = nameonly(value) WHERE typeof(value) = 'text' AND value <> nameonly(value)"),
-    # nsys's temporary files, next to the report in a user's folder
-    *(("paths of nsys's own files", (table,), column,
-       f"UPDATE {{table}} SET {column} = spoolless({column}) WHERE {column} LIKE '%/nsight_systems/%'")
-      for table, column in _SPOOL_COLUMNS),
-)  # fmt: skip
-"""What is removed: kind, tables, a column that they need, and the statement."""
-
-
 def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: Path) -> dict[str, int]:
     columns = {
         table: {row[1] for row in db.execute(f'PRAGMA table_info("{table}")')}
@@ -185,10 +148,11 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
     rewrite("pathless", lambda text: _PATH.sub(GONE, text))
     rewrite("spoolless", lambda text: _SPOOL.sub(GONE, text))
     rewrite("nameonly", lambda text: GONE if re.match(r"\w+=[^\0]*\0", text) else text.partition("\0")[0])
-    for kind, tables, column, statement in _STATEMENTS:
-        for table in tables:
-            if column in columns.get(table, ()):
-                removed[kind] += db.execute(statement.format(table=table)).rowcount
+    for statement in read_toml("nvprof_kit._trace.nsys", "scrub.toml")["statement"]:
+        for table in statement["tables"]:
+            if statement["column"] in columns.get(table, ()):
+                sql = statement["sql"].format(table=table, gone=_GONE_TEXT)
+                removed[statement["kind"]] += db.execute(sql).rowcount
     removed["names of other processes"] += _other_processes(db, columns)
     for table, column in text_columns(db.execute, columns):
         sql = f'UPDATE "{table}" SET "{column}" = homeless("{column}") WHERE "{column}" <> homeless("{column}")'

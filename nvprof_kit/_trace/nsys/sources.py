@@ -22,6 +22,9 @@ from nvprof_kit._trace.schema import NSYS_DESCRIPTIONS, NSYS_SOURCES, NsysTable
 from nvprof_kit._trace.validate import check_bounds
 from nvprof_kit.errors import CaptureError
 
+NAMES = read_toml("nvprof_kit._trace.nsys", "names.toml")
+"""What nsys calls the columns, tables and calls that are read."""
+
 Columns = dict[str, Any]
 
 KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME = (
@@ -29,13 +32,6 @@ KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME = (
 )
 ALWAYS = ("StringIds", "NVTX_EVENTS", KERNEL, MEMCPY, MEMSET, GRAPH, RUNTIME, "PROFILER_OVERHEAD")
 """Tables that are always read."""
-_BY_OPTION = {
-    "samples": ("GPU_METRICS", "TARGET_INFO_GPU_METRICS"),
-    "scheduled": ("SCHED_EVENTS",),
-    "calls": ("OSRT_API",),
-    "allocations": ("CUDA_GPU_MEMORY_USAGE_EVENTS",),
-    "collectives": ("NVTX_PAYLOAD_SCHEMA_ENTRIES",),
-}
 _NODE_COLUMNS = ("graphNodeId", "originalGraphNodeId")
 _PID_MASK = ~0xFFFFFF  # globalTid: hardware id, VM, process, and thread in the low 24 bits (nsys user guide)
 
@@ -69,7 +65,7 @@ def check_columns(db: Database, optional: Iterable[str] = ()) -> None:
         if table_name is not None and table_name not in db.tables:
             fault = "a view" if name in db.views else "in other letters"
             raise db.refuse(f"{name} is {fault}, needed the table {table_name}")
-    tables = (*ALWAYS, *(table for option in optional for table in _BY_OPTION.get(option, ())))
+    tables = (*ALWAYS, *(table for option in optional for table in NAMES["tables_of_option"].get(option, ())))
     columns_by_table = {table: columns_of(table) for table in tables if table in db.tables}
     if "NVTX_PAYLOAD_SCHEMA_ENTRIES" in columns_by_table:
         columns_by_table["NVTX_EVENTS"] = (*columns_by_table.get("NVTX_EVENTS", ()), "binaryData")
