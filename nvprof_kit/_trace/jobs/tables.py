@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,13 +43,9 @@ _IN_QUERIES = {
 _DAMAGE = ("BinderException", "ConversionException", "InvalidInputException", "IOException", "OutOfRangeException")
 """Errors of DuckDB that damaged files raise: a missing column, another type, pages that cannot be read."""
 
-
-@cache
-def _queries() -> dict[str, str]:
-    """The queries of `queries.sql` by name."""
-    text = (files("nvprof_kit._trace.jobs") / "queries.sql").read_text(encoding="utf-8")
-    pieces = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+_QUERY = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.DOTALL | re.MULTILINE)
+_QUERIES = dict(_QUERY.findall((files("nvprof_kit._trace.jobs") / "queries.sql").read_text(encoding="utf-8")))
+"""The queries of `queries.sql` by name."""
 
 
 def map_names(folder: Path) -> list[str]:
@@ -409,7 +405,7 @@ class JobTables:
 
     def _query(self, name: str, fetch: str = "", **words: object) -> Any:
         """Run a query of `queries.sql` with these words filled in; see `_run`."""
-        return self._run(_queries()[name].format(**_IN_QUERIES, **words), fetch)
+        return self._run(_QUERIES[name].format(**_IN_QUERIES, **words), fetch)
 
     def _run(self, query: str, fetch: str = "") -> Any:
         """Run a query and call the method `fetch` of its result: values are only read, and found to be damaged, then.
