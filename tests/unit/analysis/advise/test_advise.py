@@ -506,6 +506,7 @@ def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category
         ([20_000] * 6, "layer_norm_backward_kernel", "training", "batch size", "decod"),
         ([20_000] * 4, "evaluation", "evaluation", "", "decod"),
         ([1_500], "nvjet_sm90_tst_256x128_64x4_kernel", "unknown", "capture the step", "decod"),
+        ([4_000], "nvjet_sm90_tst_64x8_64x16_kernel", "decode", "decode more sequences", "optimizer"),
     ],
 )
 def test_advice_is_for_what_the_program_does(file, lengths, kernels, program, fix, never):

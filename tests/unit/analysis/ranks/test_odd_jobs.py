@@ -138,6 +138,7 @@ def test_two_processes_of_one_file_are_never_silently_one_rank(tmp_path):
     layers = job.layers().to_frame().set_index(["layer", "rank"])["median_ns"]
     assert (layers["layers.0", 0], layers["layers.0", 1]) == (MS, 2 * MS)
     assert any("numbered by their devices" in issue for issue in job.warnings)
+    assert str(job).startswith("2 ranks · 0 matched collectives\n")  # without steps none are counted
 
     for name, marks in (("run.rank3.sqlite", ()), ("one.sqlite", ("rank 3 of 8 run a",))):
         job = open_job(two_processes(tmp_path / name, *marks))

@@ -2,6 +2,7 @@
 
 import builtins
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +19,15 @@ import nvprof_kit
 MS = 1_000_000
 
 
-def program(path: Path, steps: int = 2) -> nvprof_kit.Capture:
+def program(path: Path, numbers: Sequence[int] = (0, 1)) -> nvprof_kit.Capture:
     """A model of two blocks, an optimizer outside of it, and a kernel behind the steps; block 0 itself takes 2 ms in
     step 0 and 1 ms in others.
     """
     file = NsysFile(path)
     ranges = [("model", 10, 1000), ("model.layers.0", 20, 400), ("model.layers.0.attn", 30, 200)]
-    for step in range(steps):
+    for step, number in enumerate(numbers):
         zero = 100 * MS * step
-        file.range_(f"step {step}", zero, zero + 25 * MS, category="step", payload=step)
+        file.range_(f"step {number}", zero, zero + 25 * MS, category="step", payload=number)
         for text, start, end in (*ranges, ("model.layers.1", 410, 700)):
             file.range_(text, zero + start, zero + end, category="forward")
         file.range_("optimizer", zero + 2000, zero + 3000, category="phase")
@@ -34,7 +35,8 @@ def program(path: Path, steps: int = 2) -> nvprof_kit.Capture:
         for launch, ms in ((50, 6), (300, 1 + (step == 0)), (500, 5), (2500, 4)):
             file.kernel(begin, begin + ms * MS, launched=(zero + launch, zero + launch + 5))
             begin += ms * MS
-    file.kernel(100 * steps * MS + MS, 100 * steps * MS + 2 * MS, launched=(99 * steps * MS, 99 * steps * MS + 5))
+    last = 100 * len(numbers) * MS
+    file.kernel(last + MS, last + 2 * MS, launched=(last - MS, last - MS + 5))
     return nvprof_kit.open(file.write())
 
 
@@ -48,9 +50,11 @@ def test_the_table_of_phases_and_that_of_steps(capture, tmp_path, golden):
     tables = capture.layers(), capture.layers(by="step", steps="all")
     golden("layers/printed.txt", "".join(str(table).split("\n", 1)[1] + "\n" for table in tables))
     assert "attn" not in str(capture.layers(depth=2)) and "(none) optimizer" in str(capture.layers(depth=2))
-    many = str(program(tmp_path / "run.sqlite", steps=11).layers(by="step"))
+    many = str(program(tmp_path / "run.sqlite", range(11)).layers(by="step"))
     assert "step 7" in many and "step 8" not in many
     assert "3 more columns are left out here; -o FILE.csv has all steps." in many
+    twice = str(program(tmp_path / "twice.sqlite", (1, 2, 1)).layers(by="step"))
+    assert "step 1 (0)  step 2 (1)  step 1 (2)" in twice and "(0)" not in many
 
 
 @pytest.mark.parametrize(
