@@ -182,9 +182,8 @@ def test_kernels_are_searched_sorted_and_gathered(chromium, llama):
         values = page.eval_on_selector_all("#c0-kernels tbody tr", share)
         assert values == sorted(values, reverse=True) and sum(values) == pytest.approx(100, abs=2)
         page.select_option("[data-kernels-by=c0]", "class")
-        assert {"gemm", "attention", "optimizer"} <= set(
-            page.locator("#c0-kernels tbody td:first-child").all_inner_texts()
-        )
+        classes = page.locator("#c0-kernels tbody td:first-child").all_inner_texts()
+        assert {"gemm", "attention", "optimizer"} <= {*classes}
         page.select_option("[data-kernels-by=c0]", "layer")
         page.fill("[data-kernels=c0]", "layers.2.mlp")
         assert page.locator("#c0-kernels tbody td:nth-child(2)").all_inner_texts() == ["backward", "forward"]
@@ -209,10 +208,8 @@ def test_equal_blocks_as_one_row(chromium, llama):
     with opened(chromium, llama) as page:
         every = shown(page)
         page.get_by_label("Equal blocks as one row").check()  # four are too few to be folded unasked
-        assert [path for path in shown(page) if "layers" in path] == [
-            f"model.layers.0-3{part}"
-            for part in ("", ".input_layernorm", ".self_attn", ".post_attention_layernorm", ".mlp")
-        ]
+        parts = ("", ".input_layernorm", ".self_attn", ".post_attention_layernorm", ".mlp")
+        assert [path for path in shown(page) if "layers" in path] == [f"model.layers.0-3{part}" for part in parts]
         row = page.locator("#c0-layers tr[data-path='model.layers.0-3']")
         assert row.locator(".count").inner_text() == "x4"
         total = "rows => rows.map(row => Number(row.cells[4].dataset.value)).reduce((sum, one) => sum + one, 0)"
@@ -267,9 +264,8 @@ def test_limits_are_bars_and_a_roofline(chromium, limits):
         page.set_viewport_size({"width": 1400, "height": 900})
         heads = page.locator("#c0-layers thead th").all_inner_texts()
         assert heads[-4:] == [f"{name} {phase}" for name in ("MFU", "of limit") for phase in ("forward", "backward")]
-        assert page.evaluate("document.querySelector('#c0-layers').parentElement.scrollWidth") <= page.evaluate(
-            "document.querySelector('#c0-layers').parentElement.clientWidth"
-        )
+        fits = "(({scrollWidth, clientWidth}) => scrollWidth <= clientWidth)"
+        assert page.evaluate(f"{fits}(document.querySelector('#c0-layers').parentElement)")
 
 
 def test_light_dark_and_print(chromium, llama):
@@ -300,10 +296,8 @@ def test_hostile_names_are_text(chromium, hostile):
         texts = page.eval_on_selector_all("#c0-layers tbody th", "heads => heads.map(head => head.textContent)")
         assert texts[:2] == [EVIL, f"{EVIL}.{QUOTES}"] and f"(none) {QUOTES}" in texts
         assert any(text.startswith("k<b>k<b>") and text.endswith("… (10,000 characters)") for text in texts)
-        assert (
-            page.locator("img").count() == page.locator("table b").count() == page.locator("table script").count() == 0
-        )
-        assert page.locator("script").count() == 2 and page.locator("tbody script, h1 script").count() == 0
+        assert page.locator("img, table b, table script, tbody script, h1 script").count() == 0
+        assert page.locator("script").count() == 2
         assert EVIL in page.inner_text("#c0-icicle")
         canvas = page.locator("canvas")
         canvas.scroll_into_view_if_needed()
@@ -343,11 +337,9 @@ def test_a_hundred_layers_and_steps_stay_below_5_mb(chromium, tmp_path):
             for layer in order:
                 file.range_(f"model.layers.{layer}", clock, clock + 50_000, category=phase)
                 for op in range(12 if FULL else 3):
-                    start = clock + 4000 * op
-                    length = random_.randrange(1000, 3900)
-                    file.kernel(
-                        start + 100_000, start + 100_000 + length, launched=(start, start + 9), name=f"kernel_{op}"
-                    )
+                    at, length = clock + 4000 * op, random_.randrange(1000, 3900)
+                    start = at + 100_000
+                    file.kernel(start, start + length, launched=(at, at + 9), name=f"kernel_{op}")
                 clock += 50_000
         file.range_(f"step {step}", begin, clock, category="step", payload=step)
     path = report(tmp_path / "large.html", file.write())
@@ -391,15 +383,8 @@ def test_the_tree_by_time_and_by_memory(chromium, tmp_path):
     path = report(tmp_path / "page.html", file.write())
     with opened(chromium, path) as page:
         # of 45 ns: model 40, in it the layers 10 and 30; the other one 5
-        assert widths(page) == pytest.approx(
-            {
-                "model": 100 * 40 / 45,
-                "model.layers.0": 100 * 10 / 45,
-                "model.layers.1": 100 * 30 / 45,
-                EVIL: 100 * 5 / 45,
-            },
-            abs=0.01,
-        )
+        ns = {"model": 40, "model.layers.0": 10, "model.layers.1": 30, EVIL: 5}
+        assert widths(page) == pytest.approx({layer: 100 * ns[layer] / 45 for layer in ns}, abs=0.01)
         heads = page.locator("#c0-layers thead th").all_inner_texts()
         assert [head.strip() for head in heads[-3:]] == ["kept MiB", "peak MiB", "CUDA MiB"]
         cells = page.locator("#c0-layers tr[data-path='model.layers.0'] td").all_inner_texts()

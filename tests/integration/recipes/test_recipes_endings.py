@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -75,9 +74,7 @@ def test_a_run_that_is_interrupted(nsys, number, whom, tmp_path):
 
 def child_of(parent: int, program: str) -> int:
     """The child of a process that runs some program."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(parent)], capture_output=True, text=True, check=False
-    )
+    listed = execute("ps", "-o", "pid=,args=", "--ppid", str(parent))
     return next(int(line.split()[0]) for line in listed.stdout.splitlines() if program in line)
 
 
@@ -94,9 +91,8 @@ def test_nsys_that_is_killed_leaves_no_orphan_and_no_report_that_is_none(nsys, t
 
 
 def test_a_run_killed_as_a_whole_leaves_nothing_under_the_reports_name(nsys, tmp_path):
-    running = start(
-        [*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")], tmp_path, NSYS=nsys, KILLED=str(tmp_path)
-    )
+    command = [*PROFILE, *python(PROGRAM, tmp_path, "time.sleep(100)")]
+    running = start(command, tmp_path, NSYS=nsys, KILLED=str(tmp_path))
     wait_for(tmp_path / "pid")
     time.sleep(0.5)
     end_all("KILLED", str(tmp_path))
@@ -118,9 +114,8 @@ with nvprof_kit.record(schedule=None) as profiling:
         time.sleep(0.3)  # a report is begun anew: nsys needs a moment between windows
 """
     schedule = "skip_first=1,wait=1,active=2,repeat=2"  # steps 2 and 3, 5 and 6
-    done = run(
-        "profile", "-x", "--trace=nvtx", "--schedule", schedule, "--", *python(loop, tmp_path), cwd=tmp_path, NSYS=nsys
-    )
+    words = ("-x", "--trace=nvtx", "--schedule", schedule, "--", *python(loop, tmp_path))
+    done = run("profile", *words, cwd=tmp_path, NSYS=nsys)
     assert done.returncode == 0, done.stderr
     assert ranges(tmp_path / "run.1.sqlite") == ["window", "step 2", "step 3"]
     assert ranges(tmp_path / "run.2.sqlite") == ["window", "step 5", "step 6"]
@@ -199,13 +194,8 @@ def test_a_terminal_is_the_programs_and_two_quick_interrupts_leave_a_report(nsys
     # nsys's own words neither name what was moved nor draw its progress; the spool was beside the report
     assert ".partial" not in shown and "[1/2]" not in shown and "Generating" not in shown
     assert "next: nvprof-kit layers run.sqlite" in shown
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "program.py",
-        "ready",
-        "run.nsys-rep",
-        "run.sqlite",
-        "small",
-    ]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"program.py", "ready", "run.nsys-rep", "run.sqlite", "small"}
     assert list(spool.iterdir()) == []
 
 

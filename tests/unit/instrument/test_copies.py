@@ -14,15 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from nvprof_kit import (
-    LayerProfiler,
-    MemoryProfiler,
-    annotate_model,
-    annotate_optimizer,
-    count_flops,
-    global_timer,
-    record,
-)
+import nvprof_kit
+from nvprof_kit import LayerProfiler, MemoryProfiler, annotate_model, annotate_optimizer, count_flops, global_timer
 
 
 def net() -> nn.Module:
@@ -231,7 +224,7 @@ def test_a_memory_profile_ends_with_a_warning_and_training_goes_on(tmp_path):
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
 def test_a_recording_that_cannot_be_written_is_a_warning(name, tmp_path):
     (tmp_path / name).write_text("the last one")
-    recording = record(tmp_path / name)
+    recording = nvprof_kit.record(tmp_path / name)
     with no_file_grows_beyond(500), pytest.warns(UserWarning, match=f"{name} is not written"), recording:
         train(make())
     assert not recording.written

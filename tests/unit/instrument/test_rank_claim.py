@@ -46,12 +46,8 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def other(folder: Path) -> tuple[subprocess.Popen[str], str]:
     """A process that claims the folder, and the name that it got."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", CLAIM, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", CLAIM, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -83,12 +79,8 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path):
 
 def test_many_at_once(tmp_path):
     """Eight processes that come and go as fast as they can: at no moment do two have the same folder."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", BUSY, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
-        )
-        for number in range(8)
-    ]
+    command = [sys.executable, "-W", "ignore", "-c", BUSY, str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True) for number in range(8)]
     assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["fine"] * 8
 
 

@@ -21,17 +21,7 @@ from torch import nn
 
 import nvprof_kit
 import nvprof_kit._instrument.session as session
-from nvprof_kit import (
-    LayerProfiler,
-    MemoryProfiler,
-    Schedule,
-    StepOptions,
-    Throughput,
-    annotate_model,
-    handlers,
-    record,
-    step,
-)
+from nvprof_kit import LayerProfiler, Schedule, Throughput, annotate_model, handlers, record, step
 from nvprof_kit._capture.recorder import record as record_module
 from nvprof_kit._instrument import ranks
 from nvprof_kit._instrument.loop.schedule import SCHEDULE_VARIABLE, Window
@@ -130,7 +120,7 @@ def test_the_figures_are_those_of_the_trace(options):
     profiling = LayerProfiler(training.model, "2:5", **options)
     training.loop(profiling, 5)
     (one,) = profiling.recorded
-    verb = nvprof_kit.open(one.trace).layers(by="step", steps=StepOptions(first=2))
+    verb = nvprof_kit.open(one.trace).layers(by="step", steps=nvprof_kit.StepOptions(first=2))
     assert verb.rows["step"].dropna().unique().tolist() == [2, 3, 4]
     assert one.profile.rows["gpu_self_ns"].sum() == verb.summary.total_ns
     rows = one.profile.rows[one.profile.rows["layer"] != "(none)"]
@@ -158,8 +148,7 @@ def test_the_loops_own_steps(options):
     """Steps that the loop ranges itself: the profiler's count, or, where it is told so, the loop's."""
     for own, expected in ((True, [1, 2]), (False, [1001, 1002])):
         training = Training()
-        chosen = dict(folder=options["folder"], steps=own, plots=False, echo=False)
-        with LayerProfiler(training.model, "1:3", **chosen) as profiling:
+        with LayerProfiler(training.model, "1:3", **options, steps=own) as profiling:
             for number in range(1000, 1004):
                 with step(number):
                     training.step()
@@ -264,7 +253,7 @@ def test_under_a_tool_the_tool_records(options, monkeypatch):
 def test_a_memory_profiler_around_it(options, tmp_path):
     """One switch for both, as InternLM's ``--profiling`` is."""
     training = Training()
-    with MemoryProfiler(training.model, training.optimizer, tmp_path / "memory", pages=False) as memory:
+    with nvprof_kit.MemoryProfiler(training.model, training.optimizer, tmp_path / "memory", pages=False) as memory:
         profiling = LayerProfiler(training.model, "1:2", **options)
         training.loop(profiling, 3)
     assert len(profiling.recorded) == 1
@@ -289,7 +278,7 @@ def test_an_annotation_of_the_users_own_stays(options):
 def test_a_kind_of_which_nothing_ran_is_a_warning(options):
     training = Training()
     kinds = {"temporal_blocks.*": "temporal", "spatial_blocks": "list", "*.nosuch": "none"}
-    profiling = LayerProfiler(training.model, "0:1", options["folder"], kinds=kinds, plots=False, echo=False)
+    profiling = LayerProfiler(training.model, "0:1", **options, kinds=kinds)
     with pytest.warns(UserWarning, match=r"no layer that ran matches 'spatial_blocks', '\*\.nosuch'; needed"):
         training.loop(profiling, 1)
 
@@ -316,9 +305,7 @@ def test_sampling_during_the_window(options):
     pytest.importorskip("psutil")
     pytest.importorskip("pynvml")
     training = Training()
-    chosen = dict(folder=options["folder"], utilisation=True, plots=False, echo=False)
-    profiling = LayerProfiler(training.model, "1:2", **chosen)
-    training.loop(profiling, 2)
+    training.loop(LayerProfiler(training.model, "1:2", **options, utilisation=True), 2)
     assert "Net_utilisation.csv" in names(options)
     assert "\nCPU: process " in (options["folder"] / RANK / "Net_rank_0.log").read_text()
 

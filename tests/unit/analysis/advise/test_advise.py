@@ -471,19 +471,15 @@ def test_the_slow_layer_is_named():
     (copies,) = [finding for finding in findings if finding.rule == "copies"]
     assert outliers == {"layers.3"} and copies.evidence.startswith("1 copy per step, 100.0 % of them through pageable")
     assert "16.8 MB per step; 0.861 ms exposed per step" in copies.evidence
-    assert (copies.layer, copies.phase) == (
-        "(none)",
-        "data",
-    ) and copies.saves_ns < 1_000_000  # without the wait for data
+    assert (copies.layer, copies.phase) == ("(none)", "data")
+    assert copies.saves_ns < 1_000_000  # without the wait for data
 
 
 def test_copies_of_pytorch_traces_are_known_as_those_of_nsys():
     for capture in ("ddp.rank0-2024.2.sqlite.xz", "kineto/ddp.rank0.json.xz"):
-        launch, chains = (
-            next(f for f in advice(DATA / capture).findings if f.rule == rule) for rule in ("launch", "unfused-chains")
-        )
-        assert chains.evidence.startswith("16 chains per step of 8 or more such kernels")
-        assert launch.fix.startswith("model forward copies data to the host")
+        first = {finding.rule: finding for finding in reversed(advice(DATA / capture).findings)}
+        assert first["unfused-chains"].evidence.startswith("16 chains per step of 8 or more such kernels")
+        assert first["launch"].fix.startswith("model forward copies data to the host")
 
 
 def forward(file: NsysFile, lengths: list[int], text: str = "layers.0", category: str = "forward") -> None:
@@ -635,11 +631,8 @@ def test_the_faults_of_a_real_program_are_found_where_they_are(capture):
     for finding in findings:
         assert "waits 0.000 ms" not in finding.evidence and "0.0 MB" not in finding.evidence
         is_told = f"{finding.saves_ns / 1e6:.3f} ms" in finding.evidence  # a wait that costs more than the idle time
-        assert (
-            finding.rule not in ("sync", "allocation")
-            or is_told
-            or finding.saves_ns < 1e6 * float(finding.evidence.split()[0])
-        )
+        if finding.rule in ("sync", "allocation") and not is_told:
+            assert finding.saves_ns < 1e6 * float(finding.evidence.split()[0])
         for layer, phase in PLACE.findall(finding.evidence):
             assert (layer, phase) == (finding.layer, finding.phase), finding
         if not finding.layer:

@@ -20,6 +20,8 @@ from nvprof_kit import Capture, Diff, StepOptions
 from nvprof_kit.errors import CaptureError, UsageError
 
 STEADY = (100, 101, 99, 102, 98, 100)
+TWICE = tuple(2 * length for length in STEADY)
+ASSUMED = "within the noise assumed for one run a side"
 
 
 def written(path: Path, period: int, steps: Sequence[tuple[int, Sequence[tuple]]]) -> Path:
@@ -59,7 +61,7 @@ def compared(tmp_path: Path, *lengths: tuple[int, ...], **new: str) -> Diff:
 
 def test_a_step_that_waits_for_the_host_differs_from_run_to_run(tmp_path):
     # 600 becomes 700, of which the GPU is idle for 450: a run is assumed to differ by 0.4 · 900 / 1300 = 28 %
-    result = compared(tmp_path, STEADY, tuple(2 * length for length in STEADY))
+    result = compared(tmp_path, STEADY, TWICE)
     step = row(result, level="step")
     assert step["verdict"] == "undecided"
     assert step["error"] == pytest.approx(2**0.5 * 0.4 * 900 / 1300, rel=0.02)
@@ -96,8 +98,7 @@ def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_pat
     text = "layers.0 forward +295.0 %, the limit is +5 %, beyond the noise assumed for one run a side"
     assert not failed.held and failed.reason == text
     (passed,) = diff(base, busy(tmp_path / "near.sqlite", 103_000), ["layers.0:+2%"]).gates
-    text = "largest change +3.0 % (layers.0 forward), within the noise assumed for one run a side"
-    assert passed.held and passed.reason == text
+    assert passed.held and passed.reason == f"largest change +3.0 % (layers.0 forward), {ASSUMED}"
     # the noise is the user's to know
     assert row(diff(base, busy(tmp_path / "two.sqlite", 102_000), run_noise=0.2), level="layer")["verdict"] == "slower"
 
@@ -235,22 +236,17 @@ def test_several_runs_measure_the_noise_from_run_to_run(tmp_path):
     found = row(several, level="layer", layer="layers.0")
     assert found["verdict"] == "undecided" and found["base_ns"] == 110  # (100 · 120 · 110) ^ (1/3) = 109.7
     assert (several.base_steps, several.new_steps, len(several.base)) == (15, 10, 3)
-    assert (
-        row(diff(base, [run("slow1", 212), run("slow2", 218)]), level="layer", layer="layers.0")["verdict"] == "slower"
-    )
+    slow = diff(base, [run("slow1", 212), run("slow2", 218)])
+    assert row(slow, level="layer", layer="layers.0")["verdict"] == "slower"
 
 
 @pytest.mark.parametrize(
     ("gate", "held", "reason"),
     [
-        ("step:+5%", True, "largest change +16.7 % (step), within the noise assumed for one run a side"),
+        ("step:+5%", True, f"largest change +16.7 % (step), {ASSUMED}"),
         ("layers.*:+50%", False, "layers.0 forward +100.0 %"),
         ("layers.1:+5%", True, "largest change +0.0 %"),
-        (
-            "layers.1:+0.5%",
-            True,
-            "largest change +0.0 % (layers.1 backward), within the noise assumed for one run a side",
-        ),
+        ("layers.1:+0.5%", True, f"largest change +0.0 % (layers.1 backward), {ASSUMED}"),
         ("class:gemm:+10%", False, "gemm +100.0 %"),
         ("phase:forward:+50%", False, "all forward +100.0 %, the limit is +50 %"),
         ("phase:backward:+2%", True, "largest change +0.0 % (all backward)"),
@@ -260,7 +256,7 @@ def test_several_runs_measure_the_noise_from_run_to_run(tmp_path):
 )
 def test_gates(tmp_path, gate, held, reason):
     base = opened(capture(tmp_path / "base.sqlite", backward=True))
-    slow = opened(capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY), backward=True))
+    slow = opened(capture(tmp_path / "new.sqlite", TWICE, backward=True))
     outcome = diff(base, slow, [gate]).gates[0]
     assert outcome.held == held
     assert outcome.reason.startswith(reason)
@@ -292,7 +288,7 @@ def test_a_gate_of_another_form_or_on_nothing_is_refused(tmp_path, gate, complai
 
 def test_the_command_line(tmp_path):
     capture(tmp_path / "base.sqlite")
-    capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY))
+    capture(tmp_path / "new.sqlite", TWICE)
 
     def run(words: str) -> subprocess.CompletedProcess[str]:
         return execute_here("diff", *words.split(), cwd=tmp_path)
@@ -306,9 +302,7 @@ def test_the_command_line(tmp_path):
 
 def test_markdown_for_a_pull_request(tmp_path):
     base = opened(capture(tmp_path / "base.sqlite"))
-    slow = opened(
-        capture(tmp_path / "new.sqlite", tuple(2 * length for length in STEADY), gemm="nvjet_<b>|*`[x](y)&lt;")
-    )
+    slow = opened(capture(tmp_path / "new.sqlite", TWICE, gemm="nvjet_<b>|*`[x](y)&lt;"))
     text = diff(base, slow, ["layers.0:+5%"]).save(tmp_path / "diff.md").read_text()
     assert text.startswith("**The step takes 0.001 → 0.001 ms (+16.7 %); one run a side")
     assert "- ❌ FAILS: layers.0:+5%" in text
@@ -326,9 +320,8 @@ def _renamed(path: Path, name: str, length: int, stall: int = 0) -> Path:
 
 
 def test_a_gate_on_a_layer_that_was_renamed_is_undecided(tmp_path):
-    base, new = (
-        opened(_renamed(tmp_path / name, name, took)) for name, took in (("layers.0", 5_000), ("blocks.0", 9_000))
-    )
+    lengths = {"layers.0": 5_000, "blocks.0": 9_000}
+    base, new = (opened(_renamed(tmp_path / name, name, took)) for name, took in lengths.items())
     (outcome,) = diff(base, new, ["layers.*:+5%"]).gates
     assert not outcome.held and outcome.undecided
     assert "layers.0 forward is gone, and blocks.0 forward is new" in outcome.reason
@@ -428,9 +421,7 @@ def test_a_layer_that_is_a_tenth_slower_is_found(tmp_path):
     assert not compared.held
     rows = compared.to_frame()
     told = rows[(rows["level"] == "layer") & (rows["verdict"] == "slower")]
-    assert set(zip(told["layer"], told["phase"], strict=True)) == {
-        ("model.layers.2.mlp", "forward"), ("model.layers.2.mlp", "backward")
-    }  # fmt: skip
+    assert sorted(told["phase"]) == ["backward", "forward"] and {*told["layer"]} == {"model.layers.2.mlp"}
     assert told["change"].between(0.09, 0.11).all()
 
 
@@ -442,7 +433,5 @@ def test_a_stalled_step_is_left_out_and_named(tmp_path):
     assert row(result, level="layer", layer="layers.0")["new_ns"] == 4998
     # with the stall the mean of six steps is 10 % more: should it come back in each run, the lower limit does not hold
     assert result.gates[0].held and not result.gates[1].held and result.gates[1].undecided
-    assert any(
-        "3000.sqlite: left out because" in note and "step 3 for" in note and "1 of 2 rows of layers" in note
-        for note in result.notes
-    )
+    (note,) = (note for note in result.notes if "3000.sqlite: left out because" in note)
+    assert "step 3 for" in note and "1 of 2 rows of layers" in note

@@ -8,17 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import (
-    BLOCKS,
-    Stack,
-    baseline,
-    blocks_in_place,
-    blocks_wrapped,
-    compiles,
-    train,
-    whole,
-    whole_in_place,
-)
+from compiled_models import BLOCKS, BY_BLOCK, Stack, baseline, blocks_in_place, compiles, train, whole, whole_in_place
 from torch import nn
 
 import nvprof_kit._instrument.session as session
@@ -44,8 +34,7 @@ def by_forward(net: nn.Module, **options) -> nn.Module:
     return net
 
 
-WAYS: list[Callable[..., nn.Module]] = [whole, whole_in_place, by_forward, blocks_in_place, blocks_wrapped]
-BY_BLOCK = (blocks_in_place, blocks_wrapped)
+WAYS: list[Callable[..., nn.Module]] = [whole, whole_in_place, by_forward, *BY_BLOCK]
 
 
 def expected(way: Callable[..., nn.Module]) -> list[str]:
@@ -80,10 +69,8 @@ def test_ranged_from_outside_and_compiled_as_if_bare(way, annotated, fullgraph, 
     sink.lines.clear()
     train(compiled)
     assert sink.lines == expected(way)
-    assert ("layers.0.norm" in handle.inside_compiled, "layers.0" in handle.inside_compiled) == (
-        True,
-        way not in BY_BLOCK,
-    )
+    assert "layers.0.norm" in handle.inside_compiled
+    assert ("layers.0" in handle.inside_compiled) == (way not in BY_BLOCK)
     session.deactivate()
     train(compiled)
     handle.remove()

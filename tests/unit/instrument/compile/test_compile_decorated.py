@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch._dynamo as dynamo
-from compiled_models import BLOCKS, LIMIT, Stack, baseline, blocks_in_place, blocks_wrapped, compiles, train, whole
+from compiled_models import BLOCKS, BY_BLOCK, LIMIT, Stack, baseline, blocks_in_place, compiles, train, whole
 from torch import nn
 
 import nvprof_kit._instrument.session as session
@@ -69,7 +69,7 @@ def by_forward(net: nn.Module, **options) -> nn.Module:
     return net
 
 
-WAYS = [whole, blocks_in_place, blocks_wrapped, by_forward]
+WAYS = [whole, *BY_BLOCK, by_forward]
 
 STARTS_ABOVE_SKIPPED = hasattr(dynamo.eval_frame.OptimizedModule, "_should_wrap_module_call_impl")
 """Whether `Module.compile` compiles from the call on where PyTorch's own files have the outermost part of ``forward``.

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -50,42 +51,35 @@ def train(model: nn.Module, scale: float = 1.0) -> torch.Tensor:
     return loss
 
 
+def second_step(sink, way: Callable[..., nn.Module], net: nn.Module, **options) -> list[str]:
+    """The ranges of a step of the compiled model, which the step before compiled."""
+    annotate_model(net, compiled_parts=True)
+    compiled = way(net, **options)
+    for _ in range(2):
+        sink.lines.clear()
+        train(compiled)
+    return sink.lines
+
+
 @pytest.mark.parametrize("way", [whole, whole_in_place])
 def test_the_layers_of_a_model_compiled_as_a_whole(way, sink):
     """The sum with the first block and the norm of the second are one kernel, which is of neither block."""
-    net = Net()
-    annotate_model(net, compiled_parts=True)
-    compiled = way(net)
-    train(compiled)
-    sink.lines.clear()
-    train(compiled)
-    assert sink.lines[:7] == [
-        "Net",
-        "  embed",
-        "  layers.0",
-        "    layers.0.norm",
-        "    layers.0.mlp",
-        "  layers.1",
-        "    layers.1.mlp",
-    ]
-    backward = [line for line in sink.lines if line.endswith(" backward")]
+    lines = second_step(sink, way, Net())
+    blocks = ["  layers.0", "    layers.0.norm", "    layers.0.mlp", "  layers.1", "    layers.1.mlp"]
+    assert lines[:7] == ["Net", "  embed", *blocks]
+    backward = [line for line in lines if line.endswith(" backward")]
     assert backward[:3] == ["Net backward", "  layers.1 backward", "    layers.1.mlp backward"]
     assert {"  layers.0 backward", "    layers.0.mlp backward", "  embed backward"} <= set(backward)
 
 
 def test_the_parts_of_compiled_blocks_which_share_their_code(sink):
-    net = Net(3)
-    annotate_model(net, compiled_parts=True)
-    compiled = blocks_in_place(net, fullgraph=True)
-    train(compiled)
-    sink.lines.clear()
-    train(compiled)
+    lines = second_step(sink, blocks_in_place, Net(3), fullgraph=True)
     for index in range(3):
-        begin = sink.lines.index(f"  layers.{index}")
-        assert sink.lines[begin + 1 : begin + 3] == [f"    layers.{index}.norm", f"    layers.{index}.mlp"]
-        begin = sink.lines.index(f"  layers.{index} backward")
-        assert sink.lines[begin + 1] == f"    layers.{index}.mlp backward"
-        assert f"    layers.{index}.norm backward" in sink.lines
+        begin = lines.index(f"  layers.{index}")
+        assert lines[begin + 1 : begin + 3] == [f"    layers.{index}.norm", f"    layers.{index}.mlp"]
+        begin = lines.index(f"  layers.{index} backward")
+        assert lines[begin + 1] == f"    layers.{index}.mlp backward"
+        assert f"    layers.{index}.norm backward" in lines
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])
@@ -100,13 +94,8 @@ def test_recompute_inside_one_compiled_graph(checkpointed, sink):
                 x = checkpoint(layer, x, use_reentrant=False)
             return x
 
-    net = Checkpointed() if checkpointed else Net()
-    annotate_model(net, compiled_parts=True)
-    compiled = whole(net)
-    train(compiled)
-    sink.lines.clear()
-    train(compiled)
-    again = {line.strip() for line in sink.lines if line.endswith("recompute")}
+    lines = second_step(sink, whole, Checkpointed() if checkpointed else Net())
+    again = {line.strip() for line in lines if line.endswith("recompute")}
     parts = {f"layers.{index}{part} recompute" for index in range(2) for part in ("", ".mlp")}
     assert again >= parts if checkpointed else not again
 

@@ -29,6 +29,8 @@ from nvprof_kit.errors import UsageError
 BATCH, LENGTH, WIDTH = 2, 8, 16
 MLP = 2 * 2 * BATCH * LENGTH * WIDTH * 4 * WIDTH
 """Forward of `Block.mlp`: two products of BATCH * LENGTH rows by WIDTH x 4 WIDTH, two operations each."""
+PHASES = {"forward": 1, "backward": 2}
+"""Products by phase: the backward multiplies twice for each of the forward, for the input and for the weight."""
 
 
 class Block(nn.Module):
@@ -96,10 +98,7 @@ def test_forward_and_backward_by_layer(tmp_path):
     model = Model()
     nvprof_kit.annotate_model(model, depth=2)
     said = counted(tmp_path, lambda: train(model))
-    # the backward multiplies twice for each product of the forward: for the input and for the weight
-    assert own(said) == {
-        (f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in (("forward", 1), ("backward", 2))
-    }
+    assert own(said) == {(f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in PHASES.items()}
     assert said["steps"] == 1 and said["unknown"] == []
     assert {row["dtype"] for row in products(said)} == {"fp32"}
     place = next(row for row in said["ranges"] if row["layer"] == "layers.1.mlp" and row["phase"] == "backward")
@@ -224,16 +223,13 @@ def test_compiled_modules_run_eagerly_meanwhile(tmp_path, whole):
     before = len(calls)
     sums = own(counted(tmp_path, lambda: train(model)))
     assert before > 0
-    phases = {"forward": 1, "backward": 2}
     if hasattr(torch.compiler, "set_stance"):
         assert len(calls) == before
-        assert sums == {(f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in phases.items()}
+        assert sums == {(f"layers.{n}.mlp", phase): MLP * times for n in range(3) for phase, times in PHASES.items()}
     else:  # before PyTorch 2.6 nothing makes compiled code run eagerly: it counts as its outermost module's
-        outermost = {"Model": 3 * MLP} if whole else {f"layers.{n}": MLP for n in range(3)}
+        whole_of = {"Model": 3 * MLP} if whole else {f"layers.{n}": MLP for n in range(3)}
         assert len(calls) == 2 * before
-        assert sums == {
-            (path, phase): once * times for path, once in outermost.items() for phase, times in phases.items()
-        }
+        assert sums == {(path, phase): times * of for path, of in whole_of.items() for phase, times in PHASES.items()}
     ran = len(calls)
     train(model)
     assert len(calls) == ran + before

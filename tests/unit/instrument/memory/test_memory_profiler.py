@@ -70,11 +70,8 @@ def test_the_five_kinds_by_hand(options):
     assert by_path(forward, "outputs") == {"(none)": N * 2 * 4}
     assert by_path(backward, "grads") == weights
     assert by_path(backward, "activation") == {}
-    assert {path for path in by_path(end, "os_state") if path.startswith("0.bias")} == {
-        "0.bias.step",
-        "0.bias.exp_avg",
-        "0.bias.exp_avg_sq",
-    }
+    of_bias = {path for path in by_path(end, "os_state") if path.startswith("0.bias")}
+    assert of_bias == {"0.bias.step", "0.bias.exp_avg", "0.bias.exp_avg_sq"}
     assert end.sum_of("os_state") == 2 * 232 + 4 * 4  # two moments, and a step of 4 bytes for each parameter
 
 
@@ -309,12 +306,7 @@ def test_layers_are_read_forward_and_backward_and_drawn(tmp_path):
     with (profiler.folder / "layers.csv").open() as file:
         rows = list(csv.DictReader(file))
     seen = [(row["step"], row["layer"], row["phase"]) for row in rows]
-    assert seen[:4] == [
-        ("0", "0", "forward"),
-        ("0", "Sequential", "forward"),
-        ("0", "0", "backward"),
-        ("0", "Sequential", "backward"),
-    ]
+    assert seen[:4] == [("0", layer, phase) for phase in ("forward", "backward") for layer in ("0", "Sequential")]
     assert len(seen) == 8
     assert all(int(row["end_bytes"]) - int(row["begin_bytes"]) == int(row["retained_bytes"]) > 0 for row in rows)
     assert (profiler.folder / "memory_usage_line_chart.png").read_bytes().startswith(b"\x89PNG")

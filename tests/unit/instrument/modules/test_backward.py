@@ -63,12 +63,8 @@ def test_an_inner_backward_that_fails_is_survived(sink):
     outer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     annotate_model(outer)
     outer[1](Reenter.apply(outer[0](torch.ones(1, 2)))).sum().backward()
-    assert [line for line in sink.lines if line.endswith(("recompute", " backward"))] == [
-        "1 backward",
-        "Linear recompute",
-        "Linear backward",
-        "0 backward",
-    ]
+    lines = [line for line in sink.lines if line.endswith(("recompute", " backward"))]
+    assert lines == ["1 backward", "Linear recompute", "Linear backward", "0 backward"]
 
 
 @pytest.mark.parametrize("nodes_before", [0, 7, 40])

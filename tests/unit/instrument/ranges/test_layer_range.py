@@ -58,16 +58,9 @@ def test_names_of_functions_and_scopes(sink):
     block = Block()
     block.forward()
     assert (block.expert(7), Block.still(), Block.inside(), block.outside()) == (7, 1, Block, Block)
-    assert sink.lines == [
-        "Block.forward",
-        "  decoder.3.mlp",
-        "    attend",
-        "      inner",
-        "experts.7",
-        "Block.still",
-        "Block.inside",
-        "Block.outside",
-    ]
+    in_forward = ["  decoder.3.mlp", "    attend", "      inner"]
+    others = ["experts.7", "Block.still", "Block.inside", "Block.outside"]
+    assert sink.lines == ["Block.forward", *in_forward, *others]
     assert [range_.payload for range_ in sink.ranges[:3]] == [-1, 3, -1]
     assert {range_.category for range_ in sink.ranges} == {Category.FORWARD}
 
