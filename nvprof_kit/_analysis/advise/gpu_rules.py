@@ -287,17 +287,20 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
 
 
 def tensor_copies(program: Program) -> Iterator[Finding]:
-    """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, outside layers also
-    those that gather rows by an index, and copies within the GPU, but not beside other light kernels in a chain, take
-    2 % or more in equal blocks. In decoding, and where what the program does is unknown, those of new tokens do not
-    count, as they have to be written into the cache: short ones.
+    """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, outside layers and
+    beside attention that is not trained also those that gather rows by an index, and copies within the GPU, but not
+    beside other light kernels in a chain, take 2 % or more in equal blocks. In decoding, and where what the program
+    does is unknown, those of new tokens do not count, as they have to be written into the cache: short ones.
 
     Saves: Their time and launches, in steps run again as in `sync`.
     """
     ops = program.ops
     is_outside = ops["layer"] == NO_LAYER
-    is_copy = matching(ops["name"], _COPIES) | (matching(ops["name"], _INDEX) & is_outside)
+    of_attention = ops["layer"].isin(ops["layer"][matching(ops["kernel_class"], {"attention"})])
+    of_cache = of_attention & (program.mode != "training")
+    is_copy = matching(ops["name"], _COPIES) | (matching(ops["name"], _INDEX) & (is_outside | of_cache))
     is_copy = (is_copy & (ops["kernel_class"] == "copy")) | matching(ops["name"], _LAYOUT)
+    is_copy |= (ops["kernel_class"] == "embedding") & of_cache
     is_copy &= matching(ops["phase"], ("forward", "recompute")) | (
         is_outside & (ops["phase"] != "optimizer") & (program.mode != "training")
     )
