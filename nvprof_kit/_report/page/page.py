@@ -43,7 +43,7 @@ from nvprof_kit._report.page.template import render, short_text
 from nvprof_kit._report.page.timeline import MAX_BOXES, Drawing, ShownStep, drawn_timeline
 from nvprof_kit._report.text.layers import layers_by_step, left_out_lines, row_names, time_name
 from nvprof_kit._report.text.table import capture_facts
-from nvprof_kit._report.text.texts import TITLES, is_missing, percent, saving
+from nvprof_kit._report.text.texts import is_missing, percent, saving
 from nvprof_kit._report.text.views import OF_GPUS, OUTSIDE, parts_of_wall
 from nvprof_kit.issues import printed
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
@@ -205,6 +205,15 @@ def sheet_of(
 # ---------------------------------------------------------------- findings
 
 
+_TITLES = {
+    "idle": ("Idle time by its cause", "why the GPU was idle, and where the host was"),
+    "communication": ("Communication", "collectives by layer, and their exposed part"),
+    "copies": ("Copies", "copies and memsets by layer"),
+    "launches": ("Launches", "where the host cannot launch as fast as the GPU works"),
+    "critical-path": ("Critical path", "what determines the length of the median step"),
+}
+
+
 def _findings(
     operations: Operations, options: StepOptions, flops: Flops | None
 ) -> tuple[Advice | None, list[PageTable]]:
@@ -221,7 +230,7 @@ def _findings(
     rows = rows.astype({"step": object}).fillna({"step": OUTSIDE})
     tables = [page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
     step = steps["step"].iloc[result.critical_window] if len(steps) else None
-    for view, (title, about) in TITLES["breakdown_page"].items():
+    for view, (title, about) in _TITLES.items():
         rows = result.table(view).rename(columns=names)
         if len(rows) and (on_gpu or view not in OF_GPUS):
             of_step = f" of step {step}" if view == "critical-path" and not is_missing(step) else ""
