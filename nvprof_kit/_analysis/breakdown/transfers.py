@@ -132,7 +132,8 @@ def comm_table(
     links = {gpu: fastest_link(trace.info.gpu_name(gpu)) for gpu in frame["device"].unique().tolist()}
     frame["link"] = np.array([links[gpu].name for gpu in frame["device"]], dtype=object)
     frame["limit_ns"] = frame["wire_bytes"] / np.array([links[gpu].gb_per_s for gpu in frame["device"]], dtype=float)
-    frame["waiting_ns"] = _excess(frame.assign(name=names.codes.to_numpy()[rows])) * bare_share
+    calls = frame.assign(name=names.codes.to_numpy()[rows], step=attribution.step[rows])
+    frame["waiting_ns"] = _excess(calls.assign(start_ns=trace.ops["start_ns"].to_numpy()[rows])) * bare_share
     groups = frame[is_counted[rows]].groupby(["layer", "phase", "collective"], observed=True, sort=False)
     table = groups[["ops", "gpu_ns", "exposed_ns"]].sum()
     gpu_ns = table["gpu_ns"].clip(lower=1)
@@ -154,15 +155,22 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
     """How much longer each communication took than the fastest similar one in the capture, in ns, shape ``(n,)``.
 
     Communications of the same name and size are similar. If the size is unknown, those in the same layer and phase are
-    similar; since all of them may wait, the assumed minimum is capped at a multiple of the first decile of the name.
+    similar, and where its place in the step takes as long in each step, those of that place; since all of them may
+    wait, the assumed minimum is capped at a multiple of the first decile of the name.
     """
-    has_size = calls["bytes"].notna()
+    has_size, keys = calls["bytes"].notna(), ["name", "layer", "phase", "device"]
+    place = calls.sort_values("start_ns").groupby([*keys, "step"], observed=True).cumcount()
+    of_place = calls.assign(place=place).groupby([*keys, "place"], observed=True)["gpu_ns"]
+    least_ns, most_ns, steps = (of_place.transform(how) for how in ("min", "max", "size"))
+    recurs = (steps >= _SOME) & (most_ns <= _STEADY * least_ns) & (calls["step"] >= 0)
+    recurs &= ~calls["collective"].isin(("Send", "Recv", "SendRecv"))  # a pipeline's wait is as long in each step
     calls = calls.assign(**{owner: calls[owner].cat.codes.where(~has_size, -1) for owner in ("layer", "phase")})
     groups = calls.groupby(["name", "bytes", "layer", "phase"], dropna=False)["gpu_ns"]
     fastest_ns, slowest_ns, group_size = (groups.transform(how) for how in ("min", "max", "size"))
-    steady = (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)
+    steady = recurs | (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)
     fast = calls.groupby("name")["gpu_ns"].transform(lambda ns: ns.quantile(0.1))
-    capped_ns = np.minimum(fastest_ns, fast * np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)).astype(np.int64)
+    similar_ns = fastest_ns.where(~recurs, least_ns)
+    capped_ns = np.minimum(similar_ns, fast * np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)).astype(np.int64)
     return (calls["gpu_ns"] - fastest_ns.where(has_size, capped_ns)).to_numpy()
 
 
