@@ -19,9 +19,7 @@ def run(file: NsysFile) -> Path:
         file.range_(f"step {number}", zero + 100, zero + 900, category="step", payload=number)
         file.range_("layers.0", zero + 110, zero + 200, category="forward")
         file.kernel(zero + 300, zero + 330, launched=(zero + 120, zero + 125), name="sm90_xmma_gemm_f16")
-        file.kernel(
-            zero + 400, zero + 410, launched=(zero + 220, zero + 225), name="ncclDevKernel_AllReduce_Sum_f32_RING"
-        )
+        file.kernel(zero + 400, zero + 410, launched=(zero + 220, zero + 225), name="ncclDevKernel_AllReduce_Sum_f32")
     return file.write()
 
 
@@ -112,10 +110,8 @@ def test_sql_takes_every_statement_that_reads(run, query):
 
 def test_an_unknown_choice_or_table_names_what_there_is(run):
     capture: Any = nvprof_kit.open(run)
-    choices = (
-        "layers by,layers columns,breakdown view,summary view,summary by,diff view,export data_format,ncu_plan set"
-    )
-    for question, argument in map(str.split, choices.split(",")):
+    asked = "layers by,layers columns,breakdown view,summary view,summary by,diff view,export data_format,ncu_plan set"
+    for question, argument in map(str.split, asked.split(",")):
         with pytest.raises(nvprof_kit.UsageError, match=f"^{argument}='nosuch': no such choice; available: [a-z]"):
             getattr(capture, question)(*[capture] * (question == "diff"), **{argument: "nosuch"})
     with pytest.raises(KeyError, match="available: ranges, api"):

@@ -83,10 +83,8 @@ def test_timers_and_memory_have_a_folder_each_and_the_slow_rank_is_told(tmp_path
     assert sorted(path.name for path in (tmp_path / "time_log").iterdir()) == ["timer_rank0.log", "timer_rank1.log"]
     folders = sorted(path.name for path in (tmp_path / "memory_trace").iterdir())
     assert folders == ["rank0_dp0_tp0_pp0", "rank1_dp1_tp0_pp0"]
-    assert sorted(path.name for path in (tmp_path / "memory_trace" / folders[1]).glob("[!.]*")) == [
-        "memory.csv",
-        "memory.log",
-    ]
+    files = sorted((tmp_path / "memory_trace" / folders[1]).glob("[!.]*"))
+    assert [path.name for path in files] == ["memory.csv", "memory.log"]
 
     told = execute(*NVPROF_KIT, "timers", "time_log", cwd=tmp_path, check=True).stdout
     assert "Straggler: critical. Rank 1 is the straggler: it waits least in backward" in told

@@ -116,9 +116,8 @@ def test_the_command_of_a_container(variables, words, tmp_path):
     places = {"here": str(tmp_path), "recipes": str(RECIPES.parent)}
     assert done.returncode == 0 and printed[-3:] == ["image:1", "nsys", "status"]
     assert {word.format(**places) for word in words} <= {*printed}
-    assert any(word.startswith(("--gpus", "--device")) for word in printed) == (
-        variables["ENGINE"] != "apptainer" and variables.get("GPUS") != ""
-    )
+    has_gpus = variables["ENGINE"] != "apptainer" and variables.get("GPUS") != ""
+    assert any(word.startswith(("--gpus", "--device")) for word in printed) == has_gpus
 
 
 # this machine's root below a layer that takes what is written; limits that any user may set

@@ -261,9 +261,8 @@ def test_what_the_gpu_does_not_give_is_left_out(tmp_path):
         "next: nvprof-kit ncu layers layer.csv",
     ]
     first, second = (tmp_path / "ran").read_text().splitlines()
-    assert set(second.split()) - set(first.split()) == {
-        word for word in second.split() if word.startswith("--metrics=")
-    }
+    added = {*second.split()} - {*first.split()}
+    assert added == {word for word in second.split() if word.startswith("--metrics=")}
     assert "==ERROR== Unable" in done.stdout and done.stdout.endswith("==PROF== Profiling\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["layer.csv", "layer.ncu-rep", "ncu", "ran"]
 

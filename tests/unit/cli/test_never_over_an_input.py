@@ -85,9 +85,8 @@ def test_an_answer_is_never_written_over_an_input(folder, line, capsys):
     assert run(*line.split()) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert len(said.err.splitlines()) == 1 and (
-        "must not overwrite it" in said.err or "is the capture itself" in said.err
-    )
+    assert len(said.err.splitlines()) == 1
+    assert "must not overwrite it" in said.err or "is the capture itself" in said.err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

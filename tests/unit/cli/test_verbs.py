@@ -152,9 +152,8 @@ def test_what_cannot_be_done_is_one_line(words, complaint, capture, capsys):
 
 def test_the_suffix_decides_whether_a_trace_is_packed(capture):
     assert run("export", capture, "-o", "trace.json") == run("export", capture, "-o", "trace.json.gz") == 0
-    assert json.loads(Path("trace.json").read_bytes()) == json.loads(
-        gzip.decompress(Path("trace.json.gz").read_bytes())
-    )
+    packed = gzip.decompress(Path("trace.json.gz").read_bytes())
+    assert json.loads(Path("trace.json").read_bytes()) == json.loads(packed)
 
 
 @pytest.mark.parametrize("words", ["--format json -o t.bin", "--steps 7 -o t.json"])

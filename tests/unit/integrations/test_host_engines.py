@@ -101,11 +101,8 @@ def test_sglang_steps(heard):
     runner = type("ModelRunner", (), {"model": Model()})()
     sglang.load_model(lambda _runner: None, runner)
     for mode in ("EXTEND", "DECODE", "MIXED"):
-        sglang.forward(
-            lambda one, _batch: one.model(torch.randn(1, 4)),
-            runner,
-            SimpleNamespace(forward_mode=SimpleNamespace(name=mode)),
-        )
+        requests = SimpleNamespace(forward_mode=SimpleNamespace(name=mode))
+        sglang.forward(lambda one, _batch: one.model(torch.randn(1, 4)), runner, requests)
         sglang.sample(lambda *_given: None, runner, None, None)
     sglang.capture_one_shape(lambda _graphs, size: runner.model(torch.randn(size, 4)), None, 4)
     serving.engine().end()

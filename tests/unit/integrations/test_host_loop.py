@@ -200,10 +200,8 @@ def test_a_schedule_records_its_steps(tmp_path):
     loop.end()
     with gzip.open(tmp_path / "run.json.gz", "rt") as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
-    assert [name for name in names if name.startswith("nvprof_kit:step:")] == [
-        "nvprof_kit:step:step 1",
-        "nvprof_kit:step:step 2",
-    ]
+    steps = [name for name in names if name.startswith("nvprof_kit:step:")]
+    assert steps == ["nvprof_kit:step:step 1", "nvprof_kit:step:step 2"]
 
 
 def test_hooks_that_cannot_be_installed_are_one_warning(heard, monkeypatch):

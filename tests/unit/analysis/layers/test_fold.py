@@ -41,10 +41,8 @@ def told(tree: pd.DataFrame, *columns: str) -> list[tuple[object, ...]]:
 def test_two_kinds_in_turn_are_two_rows():
     # local and global attention: no block is unlike, and neither median is the other's
     tree = blocks(12, {number: 160 for number in range(1, 12, 2)})
-    assert told(tree, "count", "unlike")[1::2] == [
-        ("model.layers.0,2,...,10", 6, ""),
-        ("model.layers.1,3,...,11", 6, "forward +60 %"),
-    ]
+    even, odd = told(tree, "count", "unlike")[1::2]
+    assert (even, odd) == (("model.layers.0,2,...,10", 6, ""), ("model.layers.1,3,...,11", 6, "forward +60 %"))
 
 
 def test_nested_lists_fold_together():
@@ -85,8 +83,5 @@ def test_ranked_lists_in_lists_fold_by_place_unless_the_places_are_alike():
     expert = [{"layer": f"layers.{one}.experts.{two}", "gpu_ns": 100 + one} for one in range(4) for two in range(3)]
     decoder = [{"layer": f"block.{one}.layer.{two}", "gpu_ns": (600, 200)[two]} for one in range(4) for two in range(2)]
     columns = {"gpu_ns": Column("time", "ns")}
-    assert fold_ranked(pd.DataFrame([*expert, *decoder]), columns, "gpu_ns", True)["layer"].tolist() == [
-        "block.0-3.layer.0 x4",
-        "layers.0-3.experts.0-2 x12",
-        "block.0-3.layer.1 x4",
-    ]
+    folded = fold_ranked(pd.DataFrame([*expert, *decoder]), columns, "gpu_ns", True)["layer"].tolist()
+    assert folded == ["block.0-3.layer.0 x4", "layers.0-3.experts.0-2 x12", "block.0-3.layer.1 x4"]

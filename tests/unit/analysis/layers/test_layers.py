@@ -95,15 +95,10 @@ def lay_out(file: NsysFile, tree: list[tuple[tuple[str, str], list[object]]], st
 
 
 threads = st.tuples(st.integers(1, 2), st.integers(1, 3))  # process, thread
-launches = st.lists(
-    st.tuples(threads, st.integers(0, 200), st.integers(0, 300), st.integers(0, 60), st.integers(0, 1)),
-    min_size=1,
-    max_size=12,
-)
-graphs = st.lists(
-    st.tuples(threads, st.integers(0, 120), st.booleans(), st.lists(st.tuples(threads, st.integers(121, 200)))),
-    max_size=3,
-)
+launch = st.tuples(threads, st.integers(0, 200), st.integers(0, 300), st.integers(0, 60), st.integers(0, 1))
+launches = st.lists(launch, min_size=1, max_size=12)
+replays = st.lists(st.tuples(threads, st.integers(121, 200)))
+graphs = st.lists(st.tuples(threads, st.integers(0, 120), st.booleans(), replays), max_size=3)
 """Thread and moment of a node's creation, whether replays name a copy of it, and thread and moment of the replays."""
 
 

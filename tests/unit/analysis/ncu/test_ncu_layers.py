@@ -31,10 +31,8 @@ def report(folder: Path, *kernels: dict[str, object]) -> nvprof_kit.NcuReports:
     head = ["ID", "Process ID", "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"]
     head += ["Kernel Name", "Block Size", "Grid Size", "Device", "CC"]
     units = {"ns": "ns", "dram": "byte"}
-    lines = [
-        [*head, *(NAMES.get(name, name) for name in metrics)],
-        [""] * 8 + [units.get(name, "") for name in metrics],
-    ]
+    names = [NAMES.get(name, name) for name in metrics]
+    lines = [[*head, *names], [""] * 8 + [units.get(name, "") for name in metrics]]
     for number, kernel in enumerate(kernels):
         stack = "".join(
             f'  "nvprof_kit:{text}:none:none:RGB:0xff:REGISTERED:{text}"' for text in kernel.get("stack", ())
@@ -204,9 +202,8 @@ def test_a_thread_without_phases_is_autograds_where_ranges_do_not_say(tmp_path):
     assert rows(made) == [["a.0", "forward"], ["a.0", "backward"]]
     assert any(warning.startswith("1 kernels are taken for backward") for warning in made.warnings)
     # a suffix says it, so nothing is guessed
-    told = report(
-        tmp_path, forward, {"stack": ("a.0 backward",), "tid": 2, "ns": 1}, {"stack": ("a.0",), "tid": 3, "ns": 1}
-    ).layers()
+    others = {"stack": ("a.0 backward",), "tid": 2, "ns": 1}, {"stack": ("a.0",), "tid": 3, "ns": 1}
+    told = report(tmp_path, forward, *others).layers()
     assert rows(told, "launches") == [["a.0", "forward", 2], ["a.0", "backward", 1]]
     assert told.warnings == ()
 

@@ -50,10 +50,8 @@ def ours(trace: Path, kind: str) -> list[str]:
 @pytest.mark.slow
 def test_a_schedule_counts_an_optimizers_steps(tmp_path):
     done = recorded(tmp_path, LOOP, "--schedule", "2:4")
-    assert (done.returncode, told(done)) == (
-        0,
-        ["nvprof-kit record: wrote run.json, steps 2 to 3; next: nvprof-kit layers run.json"],
-    )
+    wrote = "nvprof-kit record: wrote run.json, steps 2 to 3; next: nvprof-kit layers run.json"
+    assert (done.returncode, told(done)) == (0, [wrote])
     assert ours(tmp_path / "run.json", "phase:after") == ["nvprof_kit:phase:after 2", "nvprof_kit:phase:after 3"]
 
 
@@ -79,10 +77,8 @@ def test_a_recording_with_nothing_in_it_is_a_failure(tmp_path, work, leaves, sta
 def test_a_trace_that_exists_is_replaced_only_by_force(tmp_path):
     (tmp_path / "run.json").write_text("mine")
     done = recorded(tmp_path, STEPS)
-    assert (done.returncode, told(done)[0]) == (
-        2,
-        f"nvprof-kit: {tmp_path}/run.json exists; choose another name with -o, or replace it with --force",
-    )
+    refusal = f"nvprof-kit: {tmp_path}/run.json exists; choose another name with -o, or replace it with --force"
+    assert (done.returncode, told(done)[0]) == (2, refusal)
     assert (tmp_path / "run.json").read_text() == "mine"
     assert recorded(tmp_path, "raise SystemExit(3)", "--force").returncode == 3  # and records nothing
     assert (tmp_path / "run.json").read_text() == "mine"

@@ -83,11 +83,8 @@ def test_written_when_memory_runs_out_and_when_the_program_raises(allocator, tmp
         allocator.observer(0, 1, 2, 3)
         raise MemoryError
     assert [path.name for path in recorded.written] == ["run_oom.pickle", "run.pickle"]
-    assert pickle.loads((tmp_path / "run_oom.pickle").read_bytes()) == {
-        "segments": [],
-        "device_traces": [[], []],
-        "nvprof_kit_stretches": [],
-    }
+    snapshot = pickle.loads((tmp_path / "run_oom.pickle").read_bytes())
+    assert snapshot == {"segments": [], "device_traces": [[], []], "nvprof_kit_stretches": []}
     allocator.observer(0, 1, 2, 3)  # nothing is recorded now: nothing happens
     assert len(recorded.written) == 2
 

@@ -56,10 +56,8 @@ def test_the_ranks_in_time_are_those_that_matter_or_those_asked_for(job):
     data = data_of(job.report().data)
     assert 7 in data["ranks"] and len(data["ranks"]) == 12
     asked = data_of(job.report(timeline=[3, 1]).data)
-    assert asked["ranks"] == [1, 3] and [group["label"] for group in asked["timeline"]["groups"]] == [
-        "rank 1",
-        "rank 3",
-    ]
+    assert asked["ranks"] == [1, 3]
+    assert [group["label"] for group in asked["timeline"]["groups"]] == ["rank 1", "rank 3"]
     with pytest.raises(UsageError, match="no rank 20 in the job; it has 20 ranks"):
         job.report(timeline=[20])
 

@@ -187,10 +187,8 @@ def test_modules_without_names_are_told_of(tmp_path):
     )
     trace = open_capture(path)
     assert trace.ranges["text"].tolist() == ["Block", "Block.Linear"]
-    assert any(
-        "by class and order (Block.Linear), not by their names in the model" in warning
-        for warning in trace.info.warnings
-    )
+    said = "by class and order (Block.Linear), not by their names in the model"
+    assert any(said in warning for warning in trace.info.warnings)
 
 
 def test_calls_and_the_hosts_end_of_copies_are_those_of_a_pytorch_trace(file, tmp_path):
