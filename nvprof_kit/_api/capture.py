@@ -144,6 +144,7 @@ class Capture:
         self._read: set[str] = set()
         self._graphs: Path | None = None
         self._attributed_ops: Operations | None = None
+        self.is_last = False
         self._operators: pd.DataFrame | None = None
         if not self.path.exists():
             raise CaptureError(f"{path}: no such file")
@@ -649,6 +650,7 @@ class Capture:
 
                 trace = name_blocks(trace, self._model)
             self._attributed_ops = Operations(trace, self._kernel_rules)
+            self._attributed_ops.is_last = self.is_last
         elif missing:
             from nvprof_kit._trace.open import open_more
 

@@ -180,7 +180,9 @@ class Section:
                 opening = pop_opening(options)
 
                 def read(path: str) -> Result:
-                    return ask(open_input(output, path, nsys=nsys, **opening), **options)
+                    capture = open_input(output, path, nsys=nsys, **opening)
+                    capture.is_last = True  # question
+                    return ask(capture, **options)
 
                 output.write_results(each(captures, read))
 

@@ -237,7 +237,8 @@ def device_segments(
 
     bounds = np.concatenate((windows.start[of_device], windows.end[of_device], ops.start[ops.start == ops.end]))
     gap, gap_start, gap_end = _gaps(lane, bounds)
-    gaps = idle_causes(trace, attribution, windows, Gaps(window_at(gap_start), gap_start, gap_end), host).gaps
+    idle = Gaps(window_at(gap_start), gap_start, gap_end - gap_start)
+    gaps = idle_causes(trace, attribution, windows, idle, host).gaps
     window = window_at(lane.start)
     is_in_step = windows.in_step[window] & (windows.start[window] <= lane.start) & (lane.start < windows.end[window])
     step = np.where(is_in_step, windows.step[window], NONE)

@@ -30,10 +30,10 @@ from nvprof_kit._analysis.advise.program import (
     smallest_side,
 )
 from nvprof_kit._analysis.advise.replay import READS, matching
-from nvprof_kit._analysis.attribution.intervals import exact_sums
+from nvprof_kit._analysis.attribution.intervals import as_slice, exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
-from nvprof_kit._trace.joins import few
+from nvprof_kit._trace.joins import distinct_rows, few
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.issues import plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
@@ -70,6 +70,8 @@ _COPIES = re.compile(r"(?<!index_)copy_kernel|CatArray|^[mM]emcpy DtoD")
 _INDEX = re.compile(r"gpu_index_kernel|index_?select", re.I)
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
 _HEAD = re.compile(r"(^|\.)head$")
+_OF_PARTS = ["name", "ns", "layer", "layer_kind", "block", "block_kind"]
+_OF_CHAINS = ["name", "start_ns", "end_ns", "ns", "lane", "layer", "phase"]
 _CAUSAL = re.compile(r"triu|tril")
 _TAKES_NO_MASK = re.compile(r"flash_(fwd|bwd)|FlashAttn")
 _SLOW_ATTENTION, SLOW_PART = re.compile(r"fmha_cutlass[FB]_b?f16"), 0.4
@@ -211,9 +213,10 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     of several nodes of a CUDA graph, that take too long to work on new tokens alone are a finding, also one by one, and
     vanish: they pass over weights or a cache.
     """
-    chains = program.chains.assign(saved_ns=lambda chains: chains["ns"] * (1 - chains["left"]))
-    place, index = placed(chains, ("block_kind", "block"))
-    saved_ns = pd.Series(np.bincount(place, chains["saved_ns"], len(index)), index)
+    chains = program.chains
+    ops, is_part = program.ops[_OF_PARTS].iloc[chains["row"]], ~chains["is_pass"].to_numpy()
+    place, index = placed(ops, ("block_kind", "block"))
+    saved_ns = pd.Series(np.bincount(place, ops["ns"].to_numpy() * (1 - chains["left"].to_numpy()), len(index)), index)
     by_block: Any = saved_ns[np.bincount(place, minlength=len(index)) > 0]
     outliers = [
         block
@@ -221,26 +224,26 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         for (_, block), ns in times.items()
         if len(times) >= SIBLINGS and ns > max(2 * times.median(), _unusual_ns(times))
     ]
-    is_part = ~chains["is_pass"]
-    parts = [
-        _parts(chains).cat.codes.where(is_part, -1),
-        chains["block"].cat.codes.where(chains["block"].isin(outliers) & is_part, -1),
-    ]
-    chains = chains.drop(columns=["layer_kind", "block", "block_kind", "saved_ns"])
-    del place  # of large captures, much memory
-    for _, same in chains.groupby(parts, observed=True):
+    is_outlier = matching(ops["block"], outliers) & is_part
+    parts = np.where(is_part, _parts(ops, chains["run"]), -1), np.where(is_outlier, ops["block"].cat.codes, -1)
+    group = distinct_rows(*(codes.astype(np.int64) for codes in parts))[1]
+    del place, ops, is_outlier, parts  # of large captures, much memory
+    for number in range(int(group.max(initial=-1)) + 1):
+        rows = as_slice(np.flatnonzero(group == number))
+        same = program.ops[_OF_CHAINS].iloc[chains["row"].iloc[rows]]
         if program.at_most_ns(same) < CHAINS_SHARE * program.wall_ns:
             continue
+        saves = program.without_ns(same, *(chains[name].to_numpy()[rows] for name in ("left", "launched")))
+        if saves < CHAINS_SHARE * program.wall_ns:
+            continue
         layer, phase = costliest(same, "ns")
-        run, length = (same[name].to_numpy() for name in ("run", "length"))
+        run, length, is_pass = (chains[name].to_numpy()[rows] for name in ("run", "length", "is_pass"))
         longest = length.max()
         is_long = length >= min(CHAIN_LENGTH, longest)
-        if (saves := program.without_ns(same, same["left"], same["launched"])) < CHAINS_SHARE * program.wall_ns:
-            continue
         what = f"{program.number(len(few(run[is_long])), 'chain')} of {length[is_long].min()} or more such kernels"
         title, longest_text = "Chains of small memory-bound kernels", f"; the longest has {longest} kernels"
         refuted_by = "torch.compile on that layer leaves as many kernels, or makes it no faster"
-        if same["is_pass"].any():
+        if is_pass.any():
             refuted_by = "they work on new tokens alone, or a kernel that reads what they read takes as much longer"
             what = f"{program.number(len(same), 'kernel')} that take too long to work on new tokens alone"
             title, longest_text = "Each decoding step passes over weights or a cache", ""
@@ -254,7 +257,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
                 "keep the model and its input in memory_format=torch.channels_last: many of them change the layout "
                 f"around convolutions; then {fix}"
             )
-        elif same["is_pass"].any():
+        elif is_pass.any():
             fix = (
                 "read weights and caches as they are, by a kernel that converts them, keep them in the dtype of the "
                 "activations, and write only new tokens into a cache"
@@ -267,11 +270,11 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _parts(chains: pd.DataFrame) -> pd.Series[str]:
+def _parts(chains: pd.DataFrame, runs: pd.Series[int]) -> Any:
     """The part of the model that each chain is of, as its norms: in equal blocks, chains of equal kernels are of one,
     and so are those of the same kinds of layers. Outside layers each place in the loop begins with its own kernel.
     """
-    is_start = np.diff(chains["run"].to_numpy(), prepend=-1) != 0  # they are run by run
+    is_start = np.diff(runs.to_numpy(), prepend=np.int32(-1)) != 0  # they are run by run
     starts, run = np.flatnonzero(is_start), np.cumsum(is_start) - 1
     names, first = chains["name"].cat.codes.to_numpy(dtype=np.uint64), chains.iloc[starts]
     number = np.arange(len(run)) - starts[run]  # of each kernel in its chain
@@ -283,7 +286,7 @@ def _parts(chains: pd.DataFrame) -> pd.Series[str]:
     kinds = pairs.sort_values("kind").groupby("code")["kind"].agg(" ".join)
     text = np.where(first["layer"] != NO_LAYER, code, len(distinct) + names[starts].astype(np.int64))
     texts = [*kinds, *map(str, range(len(chains["name"].cat.categories)))]
-    return pd.Series(labels(text, texts)[run], chains.index)
+    return labels(text, texts).codes[run]
 
 
 def tensor_copies(program: Program) -> Iterator[Finding]:
@@ -309,8 +312,8 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     copies = ops[is_copy]
     if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
         return
-    for explained in (program.chains, program.scores, program.mask_kernels):
-        copies = copies[~np.isin(copies.index, explained.index)]
+    for explained in (ops.index[program.chains["row"]], program.scores.index, program.mask_kernels.index):
+        copies = copies[~np.isin(copies.index, explained)]
     place = copies["layer_kind"].astype(str).where(copies["block"] == "", copies["block_kind"].astype(str))
     for _, same in copies.groupby(place):
         if program.at_most_ns(same) < COPIES_SHARE * program.wall_ns:

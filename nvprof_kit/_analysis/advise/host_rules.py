@@ -186,9 +186,9 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
 
     Saves: What it waits longer.
     """
-    gaps, steps, keys = program.gaps, program.steps.index, ["layer", "phase"]
+    gaps, steps, keys = program.times.gaps, program.steps.index, ["layer", "phase"]
     is_late = matching(gaps["cause"], ("launch", "off_cpu")) & (gaps["layer"] != NO_LAYER)
-    gaps = gaps.loc[is_late, [*keys, "window", "start_ns", "idle_ns"]]
+    gaps = program.gaps(is_late)
     if len(steps) < STEPS_TO_JUDGE or not len(gaps):
         return
     codes, index = placed(gaps)
@@ -397,8 +397,8 @@ def loading(program: Program) -> Iterator[Finding]:
         recurs, note = number > 1, f"; in {number} of {len(program.steps)} steps"
     else:
         layer, phase = costliest(rows, "idle_ns")
-        gaps, ranges = program.gaps, program.attribution.ranges
-        gaps = at(gaps[gaps["cause"] == "loading"], layer, phase)
+        gaps, ranges = program.times.gaps, program.attribution.ranges
+        gaps = at(program.gaps(gaps["cause"] == "loading"), layer, phase)
         starts = np.sort(ranges.start[np.array([name.text == layer for name in ranges.names], dtype=bool)[ranges.name]])
         calls = np.searchsorted(starts, gaps["start_ns"] + gaps["idle_ns"], side="right")
         during, number = "", len(np.unique(calls[calls > 0]))

@@ -16,7 +16,7 @@ from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, as_slice, exact_sums, joined, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
-from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls
+from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls, host_of
 from nvprof_kit._findings import Finding
 from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.frames import labels
@@ -76,7 +76,6 @@ WORTH_A_NOTE = 0.8
 STEPS_TO_JUDGE, SIBLINGS = 4, 4
 """So many steps, or equal layers, tell what is usual."""
 
-_RUN_COLUMNS = [*("name", "start_ns", "end_ns", "ns", "lane", "layer", "layer_kind", "phase", "block", "block_kind")]
 OP_COLUMNS = ["kind", "name", "stream", "start_ns", "end_ns", "host_memory", "graph_node"]
 
 MANY_PARAMETERS = re.compile("multi_tensor_apply")
@@ -155,7 +154,7 @@ class Program(Operations):
     @cached_property
     def host(self) -> HostCalls:
         """The calls of the capture."""
-        return HostCalls(self.trace)
+        return host_of(self)
 
     @cached_property
     def ops(self) -> pd.DataFrame:
@@ -173,14 +172,14 @@ class Program(Operations):
             layer_kind=labels(layers.codes.to_numpy(), kind_of.tolist()),
             block_kind=labels(layers.codes.to_numpy(), kind_of.str.split("*").str[0].tolist()),
             block=labels(layers.codes.to_numpy(), block_of.tolist()),
-            lane=devices_of(self.trace)[1][inside].astype(np.int32),
-            call_of_layer=self.attribution.layer_range[inside],
+            lane=pd.Series(devices_of(self.trace)[1][inside], ops.index, copy=False),
+            call_of_layer=pd.Series(self.attribution.layer_range[inside], ops.index, copy=False),
         )
 
     @cached_property
-    def by_start(self) -> Int64Array:
+    def by_start(self) -> npt.NDArray[np.int32]:
         """The positions of `ops` by their start."""
-        return np.argsort(self.ops["start_ns"].to_numpy(), kind="stable")
+        return np.argsort(self.ops["start_ns"].to_numpy(), kind="stable").astype(np.int32)
 
     @property
     def steps_of_lanes(self) -> list[pd.DataFrame]:
@@ -194,7 +193,10 @@ class Program(Operations):
     @cached_property
     def replays(self) -> list[tuple[Replay, pd.Index[int]]]:
         """The steps without the profiler: of each GPU of a process, with its windows."""
-        host, replays = self.host, []
+        host, replays, _ = self.host, [], self.capture_starts
+        del host.tid  # of large captures, much memory, as below
+        self.forget(calls=["tid"], ops=["bytes"])
+        self.forget()
         for lane, of_lane in enumerate(self.steps_of_lanes):
             rows = self.by_start[self.ops["lane"].to_numpy()[self.by_start] == lane]
             if (host.of_op[self.ops.index[rows].to_numpy()] < 0).all():
@@ -203,9 +205,13 @@ class Program(Operations):
             start_ns = skipped["start_ns"].to_numpy()
             intervals = start_ns, start_ns + skipped["wall_ns"].to_numpy()
             replay = Replay(host, self.ops, rows, intervals)
-            if len(replay.calls):
+            if replay.count:
                 replays.append((replay, of_lane.index))
-        del host, self.host  # of large captures, much memory
+        del host, self.host
+        if self.is_last:
+            vars(self.trace).pop("launching_calls", None)
+        self.forget(calls=["start_ns", "end_ns", "kind"])
+        self.forget()
         return replays
 
     def saved_ns(
@@ -226,7 +232,7 @@ class Program(Operations):
             of_host = gaps[gaps["window"].isin(windows)].sort_values("start_ns")
             start_ns = of_host["start_ns"].to_numpy()
             intervals = start_ns, start_ns + of_host["idle_ns"].to_numpy()
-            parts = None if left is None else (left.index.to_numpy(), left[["gpu", "host"]].to_numpy().T)
+            parts = None if left is None else (left.index.to_numpy(), [left["gpu"].to_numpy(), left["host"].to_numpy()])
             saved_ns += replay.saved_ns(waits["row"].to_numpy(), intervals, parts, with_checks=with_checks)
         return round(saved_ns)
 
@@ -236,7 +242,7 @@ class Program(Operations):
         """By how much the steps would be shorter, both without the profiler, if of the time of these operations on the
         GPU, and of the host's time to launch them, these parts were left, and the host did nothing in these gaps.
         """
-        gaps = self.gaps[:0] if gaps is None else gaps
+        gaps = self.times.gaps[:0] if gaps is None else gaps
         if not self.replays:
             part = 1 - np.average(np.broadcast_to(gpu, len(ops)), weights=ops["ns"]) if ops["ns"].any() else 0.0
             return int(self.busy_ns(ops) * part + gaps["idle_ns"].sum())
@@ -259,8 +265,8 @@ class Program(Operations):
         is_without[others.index] = is_without[self.gaps_between(waits).index] = True
         checked = (waits["phase"] == "backward").sum() / max((self.ops["phase"] == "backward").sum(), 1)
         if with_checks and not is_loop and checked >= CHECKED:
-            is_late = matching(self.gaps["cause"], {"launch"}) & matching(self.gaps["phase"], {"forward", "recompute"})
-            is_without[self.gaps.index[is_late]] = True
+            is_late = matching(gaps["cause"], {"launch"}) & matching(gaps["phase"], {"forward", "recompute"})
+            is_without[self.gaps(is_late).index] = True
         left = None
         if is_loop:
             of_gpus = [
@@ -271,12 +277,12 @@ class Program(Operations):
         saved_ns = self.saved_ns(waits, gaps[is_without], left, with_checks=with_checks) - self._gaps_of_others[1]
         return int(saved_ns * self.undisturbed)
 
-    def left_of_loop(self, waits: pd.DataFrame, replay: Replay) -> tuple[pd.DataFrame, Int64Array]:
+    def left_of_loop(self, waits: pd.DataFrame, replay: Replay) -> tuple[pd.DataFrame, npt.NDArray[np.int32]]:
         """What is left, as `saved_ns` takes it, if a loop with these waits on a GPU is done for all at once: one launch
         of many, and of short kernels little; and all calls that wait in it. It holds what runs between the waits, or
         all of their layers, backward too.
         """
-        ops = self.ops[["start_ns", "ns", "layer", "phase", "graph_node"]].loc[np.sort(replay.rows)]
+        ops = self.ops[["start_ns", "ns", "layer", "phase", "graph_node"]].loc[np.flatnonzero(replay.position >= 0)]
         run = (~self.waits["follows"]).cumsum().shift(fill_value=0).loc[waits.index].to_numpy()
         is_last, end = np.append(run[1:] != run[:-1], True)[: len(run)], waits["start_ns"] + waits["idle_ns"]
         loops = waits["start_ns"].to_numpy()[np.append(True, is_last[:-1])[: len(run)]], end.to_numpy()[is_last]
@@ -290,7 +296,7 @@ class Program(Operations):
     @cached_property
     def _gaps_of_others(self) -> tuple[pd.DataFrame, int]:
         """The gaps of `OTHER_CAUSES`, and by how much the steps would be shorter without them."""
-        others = self.gaps[matching(self.gaps["cause"], OTHER_CAUSES)]
+        others = self.gaps(matching(self.times.gaps["cause"], OTHER_CAUSES))
         return others, self.saved_ns(self.waits[:0], others)
 
     def launched_late_ns(self) -> int:
@@ -393,7 +399,7 @@ class Program(Operations):
         also runs fused attention.
         """
         ops = self.ops
-        order = _in_streams(ops)
+        order = _in_streams(ops).astype(np.int32)  # half the memory
         order = order[~matching(ops["name"], ZEROES)[order]]  # they zero what the next kernel counts in
         is_light = matching(ops["kernel_class"], POINTWISE) & (ops["kind"] == OP_KINDS.index("kernel"))
         is_light |= matching(ops["name"], MOVES)
@@ -415,6 +421,8 @@ class Program(Operations):
             if not is_last:  # a move that takes longer than the kernels of its run is no part of it
                 ns, is_move = ops["ns"].to_numpy()[row], matching(ops["name"], MOVES)[row]
                 is_part = ~is_move | (ns <= np.bincount(run, ns * ~is_move)[run])
+                if is_part.all():
+                    break
         length = np.bincount(run).astype(np.int32)[run]
         is_run = (length >= 2) | self.is_pass[row]
         row, run, length = (column[is_run] for column in (row, run, length))
@@ -429,27 +437,23 @@ class Program(Operations):
         columns = {"row": row, "call_of_layer": call, "run": run, "length": length}
         return pd.DataFrame({**columns, "only_copies": only_copies, "makes_mask": makes_mask}, copy=False)
 
-    def _of_runs(self, runs: pd.DataFrame) -> pd.DataFrame:
-        """The rows of `ops` of some `runs`, with their `run` and its `length`."""
-        ops: pd.DataFrame = self.ops[_RUN_COLUMNS].iloc[runs["row"].to_numpy()]
-        return ops.assign(run=runs["run"].to_numpy(), length=runs["length"].to_numpy())
-
     @cached_property
     def mask_kernels(self) -> pd.DataFrame:
         """The `runs` that make a mask, as rows of `ops`."""
-        return self._of_runs(self.runs[self.runs["makes_mask"]])
+        return self.ops.iloc[self.runs["row"][self.runs["makes_mask"]]]
 
     @cached_property
     def chains(self) -> pd.DataFrame:
-        """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls, as rows of `ops`; not those that
-        make masks, or only copy. In decoding, one kernel that `is_pass` is enough, unless those of its run only copy.
+        """The `runs` of `CHAIN_LENGTH` or more, and shorter ones in the same calls; not those that make masks, or only
+        copy. In decoding, one kernel that `is_pass` is enough, unless those of its run only copy.
 
         If each is fused, `left` is what part of a kernel's time is left, and `launched` of its launches. Of those that
         pass over weights or a cache nothing is left. Others take what the longest of them does, or those of
         torch.compile, which are fused and stay; outside layers that for each turn of a loop, in which all names recur,
         but the time of a launch for the first turn only.
         """
-        runs = self.runs
+        runs, _ = self.runs, self.mask_kernels
+        del self.runs  # to limit memory
         is_pass, is_copy = (
             mask[runs["row"]] for mask in (self.is_pass, np.asarray(self.ops["kernel_class"] == "copy"))
         )
@@ -459,27 +463,28 @@ class Program(Operations):
         is_long = is_chain & ((runs["length"] >= CHAIN_LENGTH) | is_pass)
         calls = runs["call_of_layer"][is_long & (runs["call_of_layer"] != NONE)].unique()
         is_chain &= (is_long | runs["call_of_layer"].isin(calls)) & ~runs["only_copies"]
-        chains = self._of_runs(runs.loc[is_chain, ["row", "run", "length"]]).assign(is_pass=is_pass[is_chain])
-        run, name = distinct(chains["run"].to_numpy(np.int64))[1], chains["name"].cat.codes.to_numpy(np.int64)
+        chains = runs.loc[is_chain, ["row", "run", "length"]]
+        ops, is_pass = self.ops[["name", "layer", "ns"]].iloc[chains["row"]], is_pass[is_chain]
+        del runs
+        run, name = distinct(chains["run"].to_numpy(np.int64))[1], ops["name"].cat.codes.to_numpy(np.int64)
         of_name = distinct(run.astype(np.int64) * (name.max(initial=0) + 1) + name)[1]
         turns = np.full(run.max(initial=-1) + 1, len(chains))
-        np.minimum.at(turns, run, np.where(chains["layer"] == NO_LAYER, np.bincount(of_name, minlength=1)[of_name], 1))
-        passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / chains["ns"].clip(lower=SHORT_NS))
-        ns, is_fused = chains["ns"].where(~chains["is_pass"], 0), matching(chains["name"], FUSED)
-        longest_ns = np.zeros(len(turns))
-        np.maximum.at(longest_ns, run, ns.to_numpy())
-        np.maximum(longest_ns, np.bincount(run, ns.where(is_fused, 0), len(turns)), out=longest_ns)
+        np.minimum.at(turns, run, np.where(ops["layer"] == NO_LAYER, np.bincount(of_name, minlength=1)[of_name], 1))
+        all_ns, is_fused = ops["ns"].to_numpy(), matching(ops["name"], FUSED)
+        passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / all_ns.clip(min=SHORT_NS))
+        ns, longest_ns = np.where(is_pass, 0, all_ns), np.zeros(len(turns))
+        np.maximum.at(longest_ns, run, ns)
+        np.maximum(longest_ns, np.bincount(run, np.where(is_fused, ns, 0), len(turns)), out=longest_ns)
         part = longest_ns / np.bincount(run, ns, len(turns)).clip(min=1)
-        left = np.minimum(passes * part[run], 1)
-        launched = np.bincount(run, is_fused, len(turns))[run].clip(min=1) / chains["length"]
-        is_left = ~chains["is_pass"]
-        return chains.assign(left=np.where(is_left, left, 0), launched=np.where(is_left, launched, 0))
+        left = np.where(is_pass, 0, np.minimum(passes * part[run], 1))
+        launched = np.bincount(run, is_fused, len(turns))[run].clip(min=1) / chains["length"].to_numpy()
+        return chains.reset_index(drop=True).assign(is_pass=is_pass, left=left, launched=np.where(is_pass, 0, launched))
 
-    @cached_property
-    def gaps(self) -> pd.DataFrame:
-        """The idle gaps in these steps; see `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps`."""
+    def gaps(self, is_chosen: npt.NDArray[np.bool_] | pd.Series[bool]) -> pd.DataFrame:
+        """Those of `nvprof_kit._analysis.breakdown.breakdown.Breakdown.gaps` that are in these steps and chosen."""
         is_step = np.append(self.times.steps.index.isin(self.steps.index), False)
-        gaps: pd.DataFrame = self.times.gaps[is_step[self.times.gaps["window"].to_numpy()]]
+        rows = np.flatnonzero(is_chosen)
+        gaps: pd.DataFrame = self.times.gaps.iloc[rows[is_step[self.times.gaps["window"].to_numpy()[rows]]]]
         return gaps
 
     @cached_property
@@ -488,7 +493,7 @@ class Program(Operations):
         prepares what one takes away; and those between two such copies of a step that are longer than all operations
         between the copies, as where a loop copies number after number.
         """
-        all_gaps = self.gaps[self.gaps["layer"] == NO_LAYER]
+        all_gaps = self.gaps(self.times.gaps["layer"] == NO_LAYER)
         all_copies, of_gpus = self.ops[self.ops["host_memory"] == "pageable"], []
         at_work = ["unknown", "after_sync", "sync", "off_cpu", "python"]
         for lane, of_lane in enumerate(self.steps_of_lanes) if len(all_copies) else ():
@@ -519,7 +524,7 @@ class Program(Operations):
         it was busy with something else than launching, as with an optimizer on the CPU.
         """
         usual_ns = self.steps["wall_ns"].quantile(0.5, interpolation="lower") if self.choice.count else np.inf
-        stalls = self.gaps[self.gaps["idle_ns"] >= STALL_OF_STEP * usual_ns]
+        stalls = self.gaps(self.times.gaps["idle_ns"] >= STALL_OF_STEP * usual_ns)
         is_outside = (stalls["cause"] == "launch") & (stalls["layer"] == NO_LAYER) & (stalls["call"] == "")
         is_outside &= stalls["idle_ns"] >= 5 * STALL_OF_STEP * usual_ns
         stalls = stalls[is_outside | (stalls["cause"] == "unknown")]

@@ -8,7 +8,7 @@ taken out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, as_slice, median, union
+from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Integers, as_slice, median, union
 from nvprof_kit._analysis.breakdown.host import ALLOCATIONS, LONG_NS, START_NS, HostCalls
 
 LAUNCH_NS = 3_000
@@ -53,9 +53,13 @@ ZEROES = re.compile("^[mM]emset")
 _FREES = r"^(cu(da)?|hip)(Free|MemFree)(?!.*Async)"
 
 Times = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int32]
 Intervals = tuple[Int64Array, Int64Array]
-Left = tuple[Int64Array, Times]
+Left = tuple[Int64Array, Sequence[Times]]
+_BLOCK = 1 << 16
+"""Calls processed at a time: their columns stay in the cache of a CPU."""
 NO_ROWS = np.empty(0, dtype=np.int64)
+NONE_LEFT: Left = NO_ROWS, [np.empty(0)] * 2
 
 
 class Replay:
@@ -68,9 +72,10 @@ class Replay:
         skipped: Start and end in ns of the steps between them that are not looked at.
 
     Attributes:
-        rows: The operations, rows of `Trace.ops`.
-        calls: The calls that launch or wait, rows of `HostCalls`, none inside another, by their start; those that do
-            both twice, as a launch and as a wait.
+        position: The position of each row of `Trace.ops` among the operations by their start, or `NONE`.
+        count: The number of calls that launch or wait, none inside another; those that do both count twice, as a launch
+            and as a wait.
+        waits: Those that wait, rows of `HostCalls`, by their start.
         gpu_ns: How long the operations take if all are launched in time.
         slowdown: How much slower the host is under the profiler than usual.
         allocations: The calls of that process that allocate or free memory, rows of `HostCalls`.
@@ -78,109 +83,111 @@ class Replay:
     """
 
     def __init__(self, host: HostCalls, ops: pd.DataFrame, rows: Int64Array, skipped: Intervals) -> None:
-        self.rows = ops.index[rows].to_numpy()
-        call = host.of_op[self.rows]
-        start, end = (ops[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-        self._origin = int(host.start[call[call >= 0]].min(initial=start.min()))
-        pid = int(host.pid[call[(call >= 0).argmax()]])
-        self.allocations = host.of_process(pid, np.flatnonzero(host.named(ALLOCATIONS)[:-1]))
+        call = host.of_op[(of_trace := ops.index[rows].to_numpy())]
+        is_launched, first_ns = call >= 0, int(ops["start_ns"].to_numpy()[rows[0]])
+        self._origin = origin = min(int(host.start[call[is_launched]].min()), first_ns)
+        # all times are since the origin
+        start, end = ((ops[name].to_numpy()[rows] - origin).astype(float) for name in ("start_ns", "end_ns"))
+        self.allocations = host.of_process(pid := int(host.pid[call[is_launched.argmax()]]), host.named(ALLOCATIONS))
         self.allocating = union(host.start[self.allocations], host.end[self.allocations])
         waits = host.waits | (is_free := host.named(_FREES))  # it waits until the GPU is done, and then works itself
-        self.calls = host.of_process(
-            pid, np.flatnonzero((host.end[:-1] > self._origin) & (host.start[:-1] < end.max()))
-        )
-        self.calls, calls_between = _launches_and_waits(host, waits, call, self.calls, self._origin)
-        call_start, call_end = host.start[self.calls], host.launched[self.calls]
-        self._follows_itself = is_wait = np.diff(self.calls, prepend=-1) == 0
-        call_start[is_wait], call_end[is_wait] = call_end[is_wait], host.end[self.calls[is_wait]]
-        # all times are since the origin
-        self._moments_ns = np.append(0.0, np.column_stack([call_start, call_end]) - self._origin)
+        of_process = host.of_process(pid, (host.end > origin) & (host.start < origin + int(end.max())))
+        calls, calls_between = _launches_and_waits(host, waits, call, of_process, origin)
+        self._follows_itself = is_wait = np.diff(calls, prepend=np.int32(-1)) == 0
+        self._moments_ns = np.zeros(2 * len(calls) + 1)
         call_start, call_end = self._moments_ns[1::2], self._moments_ns[2::2]
-        start, end = ((times - self._origin).astype(float) for times in (start, end))
-        self._waits = np.flatnonzero(is_wait | (waits & (host.launched == host.end))[self.calls])
-        self._host_ns = self._unprofiled(host, calls_between, skipped, ~is_wait)
-        is_graph = host.named("GraphLaunch", self.calls)
-        if is_graph.any():
-            nodes = np.bincount(call[call >= 0], minlength=len(host.start))[self.calls[is_graph]]
-            self._host_ns[1, is_graph] = np.minimum(self._host_ns[1, is_graph], LAUNCH_NS + NODE_NS * nodes)
-        self._position = np.full(len(host.of_op), NONE, dtype=np.int32)  # of rows of `Trace.ops` in this process
-        self._position[self.rows] = np.arange(len(self.rows))
+        call_start[:], call_end[:] = host.start[calls] - origin, host.launched[calls] - origin
+        call_start[is_wait], call_end[is_wait] = call_end[is_wait], host.end[calls[is_wait]] - origin
+        is_waiting = is_wait | (waits & (host.launched == host.end))[calls]
+        self._waits, self.count = np.flatnonzero(is_waiting), len(calls)
+        self.waits = calls[self._waits]
+        self._host_ns = self._unprofiled(host, calls, calls_between, skipped, ~is_wait)
+        if (is_graph := host.named("GraphLaunch", calls)).any():
+            nodes = np.bincount(call[is_launched], minlength=len(host.start))[calls]
+            np.minimum(self._host_ns[1], LAUNCH_NS + NODE_NS * nodes, out=self._host_ns[1], where=is_graph)
         self._name, self._class = (ops[name].iloc[rows] for name in ("name", "kernel_class"))
+        self.position = np.full(len(host.of_op), NONE, dtype=np.int32)
+        self.position[of_trace] = np.arange(len(of_trace), dtype=np.int32)
         # the position in `calls` of what launched each operation; without a call it was launched long ago
-        positions = np.full(len(host.start), NONE, dtype=np.int32)
-        positions[self.calls[~is_wait]] = np.flatnonzero(~is_wait)
+        positions, launches = np.full(len(host.start), NONE, dtype=np.int32), np.flatnonzero(~is_wait)
+        positions[calls[launches]] = launches
         self._launch = positions[call]
-        nested = np.flatnonzero((self._launch < 0) & (call >= 0))  # launched by a call inside another one
-        self._launch[nested] = np.searchsorted(call_start, host.start[call[nested]] - self._origin, side="right") - 1
-        del positions, call, calls_between  # of large captures, much memory
-        self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(self.calls)).astype(np.int32)
-        number = np.arange(len(self.calls))
+        nested = np.flatnonzero((self._launch < 0) & is_launched)  # launched by a call inside another one
+        self._launch[nested] = np.searchsorted(call_start, host.start[call[nested]] - origin, side="right") - 1
+        del of_process, positions, launches, call, calls_between  # of large captures, much memory
+        self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(calls)).astype(np.int32)
+        is_move = matching(self._name, READS) | matching(self._name, WRITES)
         self._is_copy = (  # to or from the host, and the next call only waits for it
-            host.named("Memcpy.*Async", self.calls)
-            & np.isin(number, self._launch[matching(self._name, READS) | matching(self._name, WRITES)])
-            & np.append((self._ops_of_call[1:] == 0) & np.isin(number[1:], self._waits), False)
+            host.named("Memcpy.*Async", calls)
+            & (np.bincount(self._launch[is_move] + 1, minlength=len(calls) + 1)[1:] > 0)
+            & np.append((self._ops_of_call[1:] == 0) & is_waiting[1:], False)
         )
         # a copy for which its own call waits is launched at its begin
-        self._in_waits = np.flatnonzero(np.isin(self._launch, self._waits))
-        launched = np.append(call_end, -np.inf)[self._launch]
+        self._in_waits = np.flatnonzero(np.append(is_waiting, False)[self._launch])
+        launched = np.where(self._launch < 0, -np.inf, self._moments_ns[2 * self._launch + 2])
         launched[self._in_waits] = call_start[self._launch[self._in_waits]]
         self._time_operations(start, end, launched)
         # each wait waits for the last operation that is launched before it and ends before it returns
         self._ops_before = np.searchsorted(np.maximum.accumulate(self._launch), self._waits, side="right")
         returned = call_end[self._waits]
         ended = np.searchsorted(np.maximum.accumulate(end), returned + START_NS / 2, side="right")
-        self._awaited = np.minimum(ended, self._ops_before) - 1
+        self._awaited = np.append(np.minimum(ended, self._ops_before) - 1, -1)  # and the last operation
         # stretches of operations that the same waits delay, each up to a wait or to what one waits for
-        waits_before, ends = np.searchsorted(self._waits, self._launch), (self._ops_before, self._awaited + 1)
+        ends = self._ops_before, self._awaited[:-1] + 1
+        waits_before = np.searchsorted(self._waits, self._launch).astype(np.int32)
         self._stretches = np.unique(
-            np.concatenate([np.flatnonzero(np.diff(waits_before, prepend=-1)), *ends, [len(end)]])
+            np.concatenate([np.flatnonzero(np.diff(waits_before, prepend=np.int32(-1))), *ends, [len(end)]])
         )[:-1]
         self._waits_before = waits_before[self._stretches].tolist()
         self._stops, self._awaited_stops = (np.searchsorted(self._stretches, until).tolist() for until in ends)
-        awaited_end = np.append(end, -np.inf)[self._awaited]
+        awaited_end = np.where(self._awaited < 0, -np.inf, end[self._awaited])[:-1]
         self._has_waited = awaited_end > call_start[self._waits]
-        longest_ns = np.where(is_free[self.calls[self._waits]], np.inf, 4 * RETURN_NS)
-        self._return_ns = np.where(self._has_waited, np.clip(returned - awaited_end, 0, longest_ns), RETURN_NS)
+        returned_ns = np.clip(returned - awaited_end, 0, np.where(is_free[self.waits], np.inf, 4 * RETURN_NS))
+        self._return_ns = np.where(self._has_waited, returned_ns, RETURN_NS)
 
     def _unprofiled(
-        self, host: HostCalls, calls_between: Int64Array, skipped: Intervals, is_call: npt.NDArray[np.bool_]
+        self, host: HostCalls, calls: Rows, calls_between: Rows, skipped: Intervals, is_call: npt.NDArray[np.bool_]
     ) -> Times:
         """How long the host takes before each call and in it without the profiler, shape ``(2, c)``; nothing in skipped
         steps.
         """
-        before_ns, inside_ns = times = np.empty((2, len(self.calls)))
+        before_ns, inside_ns = times = np.empty((2, len(calls)))
         for offset, column in enumerate(times):
             np.subtract(self._moments_ns[offset + 1 :: 2], self._moments_ns[offset:-1:2], out=column)
-        launches_ns = inside_ns[is_call & host.named("LaunchKernel", self.calls)]
-        launch_ns = float(np.quantile(launches_ns, QUICK)) if len(launches_ns) else 0.0
+        launches_ns = inside_ns[is_call & host.named("LaunchKernel", calls)]
+        launch_ns = float(np.quantile(launches_ns, QUICK, overwrite_input=True)) if len(launches_ns) else 0.0
         self.slowdown = max(launch_ns / TRACED_LAUNCH_NS, 1)
-        np.divide(times, self.slowdown, out=times, where=times < ASLEEP_NS)
+        if self.slowdown > 1:
+            np.divide(times, self.slowdown, out=times, where=times < ASLEEP_NS)
         added_ns = max(min(launch_ns, TRACED_LAUNCH_NS) - LAUNCH_NS, 0)
-        np.maximum(before_ns - TRACED_PART * added_ns * calls_between, 0, out=before_ns)
-        np.maximum(inside_ns - added_ns, np.minimum(inside_ns, LAUNCH_NS / 3), out=inside_ns)
+        np.maximum(np.subtract(before_ns, TRACED_PART * added_ns * calls_between, out=before_ns), 0, out=before_ns)
+        least_ns = np.minimum(inside_ns, LAUNCH_NS / 3)
+        np.maximum(np.subtract(inside_ns, added_ns, out=inside_ns), least_ns, out=inside_ns)
         self._usual_ns = USUAL_TIMES * (median(before_ns[is_call]) if is_call.any() else 0.0)
-        start = host.start[self.calls]
+        start = host.start[calls]
         first, stop = np.searchsorted(start, skipped[0]), np.searchsorted(start, skipped[1], side="right")
         for rows in map(slice, first, stop):
             times[:, rows] = 0
         return times
 
     def _time_operations(self, start: Times, end: Times, launched: Times) -> None:
-        """How long each operation occupies the GPU, and starts after its launch or after the operation before."""
+        """How long each operation occupies the GPU, and starts after its launch or after the operation before; takes
+        the memory of `launched`.
+        """
         free = np.maximum.accumulate(np.append(start[:1], end[:-1]))  # when those before each are done
         is_late = launched > free
         calls = self._launch[~is_late & (self._launch >= 0)]  # where the host waits if the queue of the GPU is full
         self._host_ns[1, np.setdiff1d(calls[self._host_ns[1, calls] > LONG_NS], self._waits)] = LAUNCH_NS
         busy_ns = np.maximum(free, start)
         np.maximum(np.subtract(end, busy_ns, out=busy_ns), 0, out=busy_ns)  # those that overlap count once
-        start_ns = start - launched
+        start_ns = np.subtract(start, launched, out=launched)
         usual_ns = median(start_ns[is_late]) if is_late.any() else 0.0
         start_ns[~is_late] = min(usual_ns, START_NS)
         idle_ns = np.subtract(start, free, out=free)
         np.maximum(idle_ns, 0, out=idle_ns)
         usual_ns = median(idle_ns[~is_late]) if not is_late.all() else 0.0
-        gap_ns = np.where(is_late, np.minimum(idle_ns, min(usual_ns, START_NS)), idle_ns)
-        gap_ns[(self._launch >= 0) & ~is_late & (idle_ns > ASLEEP_NS)] = START_NS
+        gap_ns = np.minimum(idle_ns, min(usual_ns, START_NS), out=idle_ns, where=is_late)
+        gap_ns[(self._launch >= 0) & ~is_late & (gap_ns > ASLEEP_NS)] = START_NS
         self.gpu_ns = float(busy_ns.sum() + gap_ns.sum())
         gap_ns += busy_ns
         self._busy_ns = busy_ns
@@ -192,16 +199,16 @@ class Replay:
     @cached_property
     def length_ns(self) -> float:
         """How long it all takes without the profiler."""
-        return self._run(np.zeros(len(self.calls), dtype=bool), (NO_ROWS, NO_ROWS), (NO_ROWS, np.empty((2, 0))))
+        return self._run(np.zeros(self.count, dtype=bool), (NO_ROWS, NO_ROWS), NONE_LEFT)
 
-    def waits_within(self, intervals: Intervals) -> Int64Array:
+    def waits_within(self, intervals: Intervals) -> Rows:
         """The calls that wait in these intervals, rows of `HostCalls`; none of these is in another."""
         start_ns = self._moments_ns[1::2][self._waits] + self._origin
         at = np.searchsorted(intervals[0], start_ns, side="right") - 1
-        return self.calls[self._waits][(at >= 0) & (start_ns < np.append(intervals[1], 0)[at])]
+        return self.waits[(at >= 0) & (start_ns < np.append(intervals[1], 0)[at])]
 
     def saved_ns(
-        self, waits: Int64Array, intervals: Intervals, left: Left | None = None, *, with_checks: bool = False
+        self, waits: Integers, intervals: Intervals, left: Left | None = None, *, with_checks: bool = False
     ) -> float:
         """How much shorter it is without some of it.
 
@@ -212,14 +219,14 @@ class Replay:
                 to launch them. Copies that are gone are not waited for either.
             with_checks: Whether what computes the numbers that these waits wait for vanishes too.
         """
-        is_gone = np.zeros(len(self.calls), dtype=bool)
-        is_gone[self._waits] = np.isin(self.calls[self._waits], waits)
-        left = (NO_ROWS, np.empty((2, 0))) if left is None else (self._position[left[0]].astype(np.int64), left[1])
-        inside = as_slice(np.flatnonzero(left[0] >= 0))
-        left = left[0][inside], left[1][:, inside]
+        is_gone = np.zeros(self.count, dtype=bool)
+        is_gone[self._waits] = np.isin(self.waits, waits)
+        rows, parts = NONE_LEFT if left is None else (self.position[left[0]].astype(np.int64), left[1])
+        inside = as_slice(np.flatnonzero(rows >= 0))
+        left = rows[inside], [ratio[inside] for ratio in parts]
         if with_checks and is_gone.any():
             checks = np.flatnonzero(self.checks(np.flatnonzero(is_gone[self._waits])))
-            left = np.append(left[0], checks), np.column_stack([left[1], np.zeros((2, len(checks)))])
+            left = np.append(left[0], checks), [np.append(ratio, np.zeros(len(checks))) for ratio in left[1]]
         if not (len(left[0]) or is_gone.any() or len(intervals[0])):
             return 0.0
         return max(self.length_ns - self._run(is_gone, intervals, left), 0)
@@ -251,43 +258,47 @@ class Replay:
         is_check: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return is_check
 
-    def left_of_operations(self, left: Left) -> tuple[Times, Times, Int64Array, Times]:
-        """When each operation ends back to back, by how much later it does for its launch; the calls whose operations
-        change, and what part is left of these, and of them.
+    def left_of_operations(self, left: Left) -> tuple[Times, Times, Rows, Sequence[Times]]:
+        """When the awaited operations and the last one end back to back, by how much later each does for its launch;
+        the calls whose operations change, and what part is left of these, and of them.
         """
         rows, (gpu, _) = left
-        launch, (planned, removed_ns) = self._launch[rows], (self._back_to_back_ns, np.zeros(len(self.rows)))
+        launch, (planned, removed_ns) = self._launch[rows], (self._back_to_back_ns, np.zeros(len(self._launch)))
         is_changed = launch >= 0
         # a graph's launch is left unless all of its operations are in the rows
         if self._ops_of_call.max(initial=0) > 1:
-            is_changed &= (
-                np.bincount(launch[is_changed], minlength=len(self.calls))[launch] >= self._ops_of_call[launch]
-            )
+            is_changed &= np.bincount(launch[is_changed], minlength=self.count)[launch] >= self._ops_of_call[launch]
             is_changed &= ~pd.Series(launch).duplicated(keep="last")
-        removed_ns[rows] = (1 - gpu) * (planned[rows] - np.where(rows > 0, planned[rows - 1], 0))
+        of_rows_ns = planned[rows]
+        of_rows_ns -= np.where(rows > 0, planned[rows - 1], 0)
+        of_rows_ns *= 1 - gpu
+        removed_ns[rows] = of_rows_ns
         np.cumsum(removed_ns, out=removed_ns)
-        late_ns = self._late_ns + removed_ns
+        planned = planned[self._awaited] - removed_ns[self._awaited]
+        late_ns = np.add(self._late_ns, removed_ns, out=removed_ns)
         late_ns[rows] -= (1 - gpu) * self._busy_ns[rows]
         late_ns[rows[gpu == 0]] = -np.inf
         changed = as_slice(np.flatnonzero(is_changed))
-        return np.subtract(planned, removed_ns, out=removed_ns), late_ns, launch[changed], left[1][:, changed]
+        return planned, late_ns, launch[changed], [parts[changed] for parts in left[1]]
 
     def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Left) -> float:
         """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and with what
         is left of the operations.
         """
-        before_ns, inside_ns = self._host_ns
+        before_ns, inside_ns = (of_calls_ns.copy() for of_calls_ns in self._host_ns)
         if len(intervals[0]):
-            vanished_ns = np.cumsum(intervals[1] - intervals[0])
-            edges, until_edge_ns = np.column_stack(intervals).ravel(), np.append(0, vanished_ns.repeat(2)[:-1])
-            until_ns = np.interp(self._moments_ns, edges - self._origin, until_edge_ns)
-            length_ns, left_ns = np.diff(self._moments_ns), np.diff(until_ns)
-            np.subtract(length_ns, left_ns, out=left_ns)
-            np.maximum(length_ns, 1, out=length_ns)
-            before_ns, inside_ns = before_ns * left_ns[::2], inside_ns * left_ns[1::2]
-            before_ns /= length_ns[::2]
-            inside_ns /= length_ns[1::2]
-        planned, late_ns = self._back_to_back_ns, self._late_ns
+            vanished_ns = np.cumsum(intervals[1] - intervals[0], dtype=float)
+            edges = (np.column_stack(intervals).ravel() - self._origin).astype(float)
+            until_edge_ns = np.append(0, vanished_ns.repeat(2)[:-1])
+            for low in range(0, self.count, _BLOCK):  # to limit memory
+                moments_ns = self._moments_ns[2 * low : 2 * (low + _BLOCK) + 1]
+                length_ns, vanished_ns = np.diff(moments_ns), np.diff(np.interp(moments_ns, edges, until_edge_ns))
+                left_ns = length_ns - vanished_ns
+                np.maximum(length_ns, 1, out=length_ns)
+                for first, of_calls_ns in enumerate((before_ns, inside_ns)):
+                    of_calls_ns[low : low + _BLOCK] *= left_ns[first::2]
+                    of_calls_ns[low : low + _BLOCK] /= length_ns[first::2]
+        planned, late_ns = self._back_to_back_ns[self._awaited], self._late_ns
         if len(left[0]):
             planned, late_ns, launch, (gpu, host) = self.left_of_operations(left)
             is_gone = is_gone.copy()
@@ -295,22 +306,22 @@ class Replay:
             removed = removed[removed + 1 < len(is_gone)]
             is_gone[removed[self._is_copy[removed] | self._follows_itself[removed + 1]] + 1] = True
             # what the host does for much longer than usual before a launch is not for that launch
-            before_ns, inside_ns = before_ns.copy(), inside_ns.copy()
             before_ns[launch] -= np.minimum(before_ns[launch], self._usual_ns) * (1 - host)
             inside_ns[launch] *= host
         reads = self._is_copy & np.append(is_gone[1:], False)  # what copies a number goes with the wait for it
-        host_ns = before_ns + inside_ns
-        host_ns[reads] = np.maximum(before_ns[reads] - self._usual_ns, 0)
+        beyond_ns = np.maximum(before_ns[reads] - self._usual_ns, 0)
+        host_ns = np.add(before_ns, inside_ns, out=before_ns)
+        host_ns[reads] = beyond_ns
         np.cumsum(host_ns, out=host_ns)  # when each call returns, if none waits
         waits, launch = self._waits, self._launch[self._in_waits]
         copies_ns, waits_ns = (np.where(reads[calls], 0, inside_ns[calls]) for calls in (launch, waits))
-        del before_ns, inside_ns
+        del inside_ns
         # by how much later than back to back each operation ends: for its launch, then also for those before it
-        late_ns = np.add(launched_ns := host_ns[self._launch], late_ns, out=launched_ns)
+        late_ns = np.add(launched_ns := host_ns.take(self._launch), late_ns, out=launched_ns)
         late_ns[self._in_waits] -= copies_ns
         latest_ns = np.maximum.reduceat(late_ns, self._stretches).tolist()
         returns_ns, stays_ns = host_ns[waits], np.where(self._has_waited, np.minimum(waits_ns, RETURN_NS), waits_ns)
-        columns = returns_ns, returns_ns - waits_ns, is_gone[waits], stays_ns, planned[self._awaited], self._return_ns
+        columns = returns_ns, returns_ns - waits_ns, is_gone[waits], stays_ns, planned[:-1], self._return_ns
         rows = zip(self._stops, self._awaited_stops, *(column.tolist() for column in columns), strict=True)
         # by how much the waits up to each delay the host, and how late the last operation up to each stretch is
         delays_ns, behind_ns = [0.0], [0.0]
@@ -332,8 +343,8 @@ def matching(names: pd.Series[Any], pattern: re.Pattern[str] | Collection[str]) 
 
 
 def _launches_and_waits(
-    host: HostCalls, waits: npt.NDArray[np.bool_], launches: Int64Array, calls: Int64Array, first_ns: int
-) -> tuple[Int64Array, Int64Array]:
+    host: HostCalls, waits: npt.NDArray[np.bool_], launches: Int64Array, calls: Rows, first_ns: int
+) -> tuple[Rows, Rows]:
     """The calls among those of a process since a time that launch or wait, none inside another, and how many others are
     before each.
     """
@@ -344,5 +355,7 @@ def _launches_and_waits(
     is_chosen[launches] = True
     positions = np.flatnonzero(is_outer & is_chosen[chosen])
     calls, number = calls[positions], np.cumsum(is_outer, dtype=np.int32)[positions]  # of the outer ones
-    times = 1 + (host.launched < host.end)[calls]
-    return calls.repeat(times), np.maximum(np.diff(number.repeat(times), prepend=np.int32(0)) - 1, 0)
+    if host.launched is not host.end:
+        times = 1 + (host.launched < host.end)[calls]
+        calls, number = calls.repeat(times), number.repeat(times)
+    return calls, np.maximum(np.diff(number, prepend=np.int32(0)) - 1, 0)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from nvprof_kit._analysis.attribution.intervals import NONE, Integers, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify, is_comm
+from nvprof_kit._trace.files.process import return_freed_memory
 from nvprof_kit._trace.schema import Trace, read_tables
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER, NO_PHASE
@@ -123,10 +124,25 @@ class Operations:
         trace: The capture, with the operations' names.
         own_rules: The user's rules for kernel classes, tried before the built-in ones.
         operations: The same operations, to reuse their attribution and classes across several reports.
+
+    Attributes:
+        is_last: Whether the next question is the last one, which may `forget` what it has used.
     """
 
     def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), operations: Operations | None = None) -> None:
         self.trace, self._own_rules, self._operations = trace, own_rules, operations
+        self.is_last: bool = operations is not None and operations.is_last
+
+    def forget(self, **columns: Sequence[str]) -> None:
+        """In the last question, free columns of these tables that the rest of it does not need; without columns, return
+        what is free to the system.
+        """
+        if self.is_last:
+            for table, names in columns.items():
+                if (frame := getattr(self.trace, table)) is not None:
+                    frame.drop(columns=[*names], inplace=True)
+            if not columns:
+                return_freed_memory()
 
     @cached_property
     def ranges(self) -> Ranges:

@@ -378,11 +378,12 @@ def exact_sums(group: npt.NDArray[np.integer[Any]], values: Int64Array, groups: 
 
 
 def median(values: npt.NDArray[Any]) -> float:
-    """The median of one number or more, as from `numpy.median`, which takes several times as long for many."""
-    middle = len(values) // 2
-    parted = np.partition(values, middle)
-    above = float(parted[middle])
-    return above if len(values) % 2 else (float(parted[:middle].max()) + above) / 2
+    """The median of one number or more, whose order changes, as from `numpy.median`, which takes several times as long
+    for many.
+    """
+    values.partition(middle := len(values) // 2)
+    above = float(values[middle])
+    return above if len(values) % 2 else (float(values[:middle].max()) + above) / 2
 
 
 def sums_by(keys: Sequence[Integers], values: Iterable[Int64Array]) -> tuple[list[Int64Array], list[Int64Array]]:
@@ -499,7 +500,7 @@ class Cover:
         return np.where(self._lanes[lane_number] == lane, covered, 0)
 
 
-def as_slice(rows: Int64Array) -> Int64Array | slice:
+def as_slice(rows: Integers) -> Integers | slice:
     """Some rows, each once, as a slice if they follow each other, of which a column needs no copy."""
     if not len(rows) or rows[-1] - rows[0] + 1 != len(rows) or (rows[1:] < rows[:-1]).any():
         return rows

@@ -25,7 +25,7 @@ from nvprof_kit._analysis.attribution.steps import (
 )
 from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
 from nvprof_kit._analysis.breakdown.devices import PLACE, STATES, Activity, Idle, activity, exposed, idle, longest_of
-from nvprof_kit._analysis.breakdown.host import CAUSES, HostCalls
+from nvprof_kit._analysis.breakdown.host import CAUSES, HostCalls, host_of
 from nvprof_kit._analysis.breakdown.launches import (
     LAUNCH_COLUMNS,
     QUEUE_COLUMNS,
@@ -167,7 +167,7 @@ def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Break
     """
     trace, attribution = operations.trace, operations.attribution
     choice = choose_steps(trace, attribution, options)
-    result = breakdown_of(trace, attribution, operations.classes, choice, HostCalls(trace))
+    result = breakdown_of(trace, attribution, operations.classes, choice, host_of(operations))
     if result.communication["bytes"].notna().all():
         return result
     text = (
@@ -199,18 +199,20 @@ def breakdown_of(
         is_full: Whether to compute the launches, the queue and the critical path, which are empty otherwise.
     """
     windows = step_windows(trace, attribution)
-    active = activity(trace, classes, windows)
-    idling = idle(trace, attribution, windows, active.gaps, host)
-    bare = exposed(trace, windows, active)
-    steps = _steps(windows, active, idling)
     launches, queue, path = (
         pd.DataFrame(columns=list(columns)) for columns in (LAUNCH_COLUMNS, QUEUE_TIME_COLUMNS, PATH_COLUMNS)
     )
     median_index = median_window(windows, choice.shown)
-    if is_full:
-        steps = steps.join(queue_by_window(trace, windows, host))[list(COLUMNS)]
+    if is_full:  # first, to limit memory
+        queued = queue_by_window(trace, windows, host)
         queue = queue_over_time(trace, windows, host, median_index)
         path = critical_path(trace, attribution, windows, host, median_index)
+    active = activity(trace, classes, windows)
+    idling = idle(trace, attribution, windows, active.gaps, host)
+    steps = _steps(windows, active, idling)
+    if is_full:
+        steps = steps.join(queued)[list(COLUMNS)]
+    bare = exposed(trace, windows, active)
     _check(steps)
     instances, is_listed, gaps = windows.instance, np.ones(len(steps), dtype=bool), idling.gaps
     if choice.asked and not choice.everything:

@@ -49,12 +49,17 @@ class Gaps(NamedTuple):
 
     Attributes:
         window: Window of each.
-        start, end: In ns.
+        start, idle_ns: Its start and length in ns.
     """
 
-    window: Int64Array
+    window: Codes
     start: Int64Array
-    end: Int64Array
+    idle_ns: Int64Array
+
+    @property
+    def end(self) -> Int64Array:
+        """When each ends, in ns."""
+        return self.start + self.idle_ns
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
     counter = np.left_shift(np.int64(1), _BITS * (sort.astype(np.int64) - 1))
     count = len(windows.start)
     state_ns, comm, copy = np.zeros(4 * count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-    gaps = [(np.zeros(0, dtype=np.int64),) * 3]
+    gaps: list[tuple[Any, ...]] = [(np.zeros(0, dtype=np.int32), *(np.zeros(0, dtype=np.int64),) * 2)]
     for window, start, length, level in levels((windows.device, windows.start, windows.end), intervals, counter):
         runs = [(level >> (_BITS * number)) & ((1 << _BITS) - 1) > 0 for number in range(3)]
         state = np.select(runs, [COMPUTE, COMM, COPY], IDLE)
@@ -91,8 +96,7 @@ def activity(trace: Trace, classes: KernelClasses, windows: Windows) -> Activity
         comm += exact_sums(window[runs[1]], length[runs[1]], count)
         copy += exact_sums(window[runs[2]], length[runs[2]], count)
         idle_rows = np.flatnonzero(state == IDLE)
-        gap_start = start[idle_rows]
-        gaps.append((window[idle_rows], gap_start, gap_start + length[idle_rows]))
+        gaps.append((window[idle_rows].astype(np.int32), start[idle_rows], length[idle_rows]))
     columns = (np.concatenate(column) for column in zip(*gaps, strict=True))
     return Activity(state_ns.reshape(count, 4), comm, copy, sort, Gaps(*columns))
 
@@ -195,12 +199,13 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
     op, call, is_graph = _following(trace, windows, gaps, host)
     launch_range = np.where(call == NONE, np.int32(NONE), attribution.launch_range[op])
     del op  # to limit memory, as below
-    until = np.where(call == NONE, gaps.start, np.clip(host.end[call], gaps.start, gaps.end))
-    launching, waiting = until > gaps.start, (call != NONE) & (gaps.end - until >= LONG_NS)
+    end = gaps.end
+    until = np.where(call == NONE, gaps.start, np.clip(host.end[call], gaps.start, end))
+    launching, waiting = until > gaps.start, (call != NONE) & (end - until >= LONG_NS)
     starts = np.concatenate((gaps.start[launching], gaps.start[waiting]))
-    ends = np.concatenate((until[launching], gaps.end[waiting]))
+    ends = np.concatenate((until[launching], end[waiting]))
     on_host = HostActivity(trace, host, attribution.ranges, (starts, ends))
-    del starts, ends
+    del starts, ends, end, launching, waiting
     functions = on_host.functions
     names = host.names if functions is None else [*host.names[:-1], *functions.names, ""]  # the last is of `NONE`
     layers, phases = range_owners(attribution.ranges)
@@ -223,12 +228,13 @@ def idle(trace: Trace, attribution: Attribution, windows: Windows, gaps: Gaps, h
             stretch = Stretch(on_host, int(edges[index]), int(latest[index]))
         low, rows = bounds[block], slice(*bounds[block : block + 2])
         of_block = {name: values[rows] for name, values in columns.items()}
-        of_block |= {"pid": pid[gaps.window[rows]], "tid": host.tid[of_block["call"]]}
+        of_block |= {"pid": pid[of_block["window"]], "tid": host.tid[of_block["call"]]}
+        of_block |= {"end": of_block["start"] + of_block["idle_ns"]}
         splits[block] = _split(of_block, stretch, owner)
         splits[block][1]["rank"] += low << 32
         splits[block][2]["gap"] += low
     del on_host, stretch, functions, columns, call, is_graph, until, launch_range, stretch_of_gap
-    known: tuple[Table, ...] = {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.end - gaps.start}, {}, {}
+    known: tuple[Table, ...] = {"window": gaps.window, "start_ns": gaps.start, "idle_ns": gaps.idle_ns}, {}, {}
     tables = [
         pd.DataFrame(of | {name: np.concatenate([x.pop(name) for x in table]) for name in [*table[0]]}, copy=False)
         for of, *table in zip(known, *splits, strict=True)

@@ -20,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import (
     NONE,
     Cover,
     Int64Array,
+    Integers,
     Line,
     as_slice,
     inherit,
@@ -69,15 +71,18 @@ class HostCalls:
         names: The distinct names.
         name: Index into `names`; the last name is ''.
         threads: The threads with calls, and the process of each.
+        of_op: The call that launched each operation, or `NONE`, shape ``(n,)``.
     """
 
     def __init__(self, trace: Trace) -> None:
         frame = empty_frame("calls") if trace.calls is None else trace.calls
-        self._ops, self._correlation = trace.ops, frame["correlation"].to_numpy()
-        pid, self.tid = frame["pid"].to_numpy(), np.append(frame["tid"].to_numpy(), NONE)
+        self._ops = trace.ops
+        self.tid, self.start, self.end = (
+            _shared(frame, name, of_none) for name, of_none in (("tid", NONE), ("start_ns", 0), ("end_ns", 0))
+        )
+        pid = frame["pid"].to_numpy()
         is_one = pid.strides == (0,) and len(pid) > 0  # which takes no memory for each row
-        self.pid = np.broadcast_to(pid[0], len(self.tid)) if is_one else np.append(pid, NONE)
-        self.start, self.end = (np.append(frame[name].to_numpy(), 0) for name in ("start_ns", "end_ns"))
+        self.pid = np.broadcast_to(pid[0], len(self.tid)) if is_one else _shared(frame, "pid", NONE)
         self.overhead, self.operator, self.system = (
             np.append(frame["kind"].to_numpy() == CALL_KINDS.index(kind), False)
             for kind in ("overhead", "operator", "system")
@@ -88,21 +93,19 @@ class HostCalls:
         switches = np.flatnonzero(self.tid[:-1] != self.tid[1:])  # the last call of a thread before one of another
         tids, first = np.unique(self.tid[switches], return_index=True)
         self.threads: dict[int, int] = dict(zip(tids.tolist(), self.pid[switches[first]].tolist(), strict=True))
+        correlation = frame["correlation"].to_numpy()
+        rows = np.flatnonzero((correlation >= 0) & ~(self.overhead | self.operator)[:-1])
+        chosen = as_slice(rows)
+        calls = {"pid": self.pid[chosen], "correlation": correlation[chosen], "start_ns": self.start[chosen]}
+        call = launching_calls(calls, self._ops)
+        is_call = isinstance(chosen, slice) and not chosen.start
+        self.of_op: Int64Array = call if is_call else np.append(rows, NONE)[call]
 
-    def named(self, pattern: str, calls: Int64Array | slice = slice(None)) -> npt.NDArray[np.bool_]:
+    def named(self, pattern: str, calls: Integers | slice = slice(None)) -> npt.NDArray[np.bool_]:
         """Which calls have a name that matches a regular expression, in any case; all calls by default."""
         matches, name = np.array([bool(re.search(pattern, name, re.I)) for name in self.names]), self.name[calls]
         of_calls: npt.NDArray[np.bool_] = matches.take(name) if matches.any() else np.zeros(len(name), dtype=bool)
         return of_calls
-
-    @cached_property
-    def of_op(self) -> Int64Array:
-        """The call that launched each operation, or `NONE`, shape ``(n,)``."""
-        rows = np.flatnonzero((self._correlation >= 0) & ~(self.overhead | self.operator)[:-1])
-        chosen = as_slice(rows)
-        calls = {"pid": self.pid[chosen], "correlation": self._correlation[chosen], "start_ns": self.start[chosen]}
-        call = launching_calls(calls, self._ops)
-        return call if isinstance(chosen, slice) and not chosen.start else np.append(rows, NONE)[call]
 
     @cached_property
     def launched(self) -> Int64Array:
@@ -181,12 +184,32 @@ class HostCalls:
         first: Int64Array = operators[(is_first & (ns >= FIRST_TIMES * groups.transform("median"))).to_numpy()]
         return first
 
-    def of_process(self, pid: int, rows: Int64Array) -> Int64Array:
-        """A process's API calls among some calls, by start, shape ``(m,)``."""
-        chosen = as_slice(rows)
-        calls: Int64Array = rows[(self.pid[chosen] == pid) & ~(self.overhead | self.operator | self.system)[chosen]]
+    def of_process(self, pid: int, is_chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+        """A process's API calls among the chosen ones, by start, shape ``(m,)``."""
+        is_call = is_chosen & (self.pid == pid) & ~(self.overhead | self.operator | self.system)
+        calls = np.flatnonzero(is_call[:-1]).astype(np.int32)  # half the memory
         starts = self.start[as_slice(calls)]
         return calls if (starts[1:] >= starts[:-1]).all() else calls[np.argsort(starts, kind="stable")]
+
+
+def host_of(operations: Operations) -> HostCalls:
+    """The calls of a capture, by which what joins them to the operations is no longer needed, to limit memory; but in
+    captures with collectives or samples, which are few.
+    """
+    trace, _, host = operations.trace, operations.attribution, HostCalls(operations.trace)
+    if not any(table is not None and len(table) for table in (trace.collectives, trace.samples)):
+        joining = ["correlation"]
+        operations.forget(calls=joining, ops=joining, api=["start_ns", "tid", *joining])
+    return host
+
+
+def _shared(frame: pd.DataFrame, name: str, of_none: int) -> Int64Array:
+    """A column of a table with an entry for `NONE` appended; the table's own column becomes a part of it, to limit
+    memory.
+    """
+    values = np.append(frame[name].to_numpy(), of_none)
+    frame[name] = pd.Series(values[:-1], frame.index, copy=False)
+    return values
 
 
 CAUSES: Mapping[str, str] = {

@@ -38,6 +38,12 @@ def keep_freed_memory() -> None:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
+def return_freed_memory() -> None:
+    """Return to the system what `keep_freed_memory` keeps, also between what is in use; does nothing without glibc."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def switch_threads_often() -> None:
     """Let a thread that comes back from NumPy or SQLite wait less for one that runs Python code.
 
