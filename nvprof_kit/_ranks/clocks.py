@@ -137,7 +137,7 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
         if pair not in fits or line.residual < fits[pair].residual:
             fits[pair] = line
     weights = [line.residual + 1 for line in fits.values()]  # no edge has the weight 0
-    edges = tuple(np.array(list(fits), dtype=np.int64).reshape(-1, 2).T)
+    edges = tuple(np.array(list(fits), dtype=np.int32).reshape(-1, 2).T)  # scipy 1.15 refuses int64
     tree = minimum_spanning_tree(coo_array((weights, edges), shape=(len(ranks), len(ranks))).tocsr())
     _, islands = connected_components(tree, directed=False)
     start = int((islands == np.bincount(islands).argmax()).argmax())
