@@ -236,7 +236,7 @@ def moments_of(positions: Int64Array, owners: Sequence[Integers]) -> tuple[Int64
     innermost = []
     for is_change, owner in zip(of_nesting, owners, strict=True):
         count = np.cumsum(is_change)[last]
-        innermost.append(np.append(np.append(owner, NONE).astype(np.int32)[count - 1], np.int32(NONE)))
+        innermost.append(np.append(np.append(owner, NONE)[count - 1], NONE))
     return change[last], innermost
 
 
