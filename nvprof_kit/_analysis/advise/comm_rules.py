@@ -72,6 +72,7 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         saves = round(alone_ns * (1 - 1 / passes)) + program.without_ns(buffers, 1 / passes, 1 / passes)
         title = "Gradients are reduced, or shards gathered, in each pass"
         evidence += f"; {passes:.1f} times in a step the same gradients are reduced or shards gathered"
+        evidence += f"; with the copies into their buffers and out {program.shorter(saves)}" * bool(len(buffers))
         fix = "reduce in the last backward pass alone: model.no_sync() (FSDP: set_requires_gradient_sync(False)); keep "
         fix += "what was gathered until then: reshard_after_forward=False, wrap blocks and not their parts"
     refuted_by = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"

@@ -74,8 +74,8 @@ _OF_PARTS = ["name", "ns", "layer", "layer_kind", "block", "block_kind"]
 _OF_CHAINS = ["name", "start_ns", "end_ns", "ns", "lane", "layer", "phase"]
 _CAUSAL = re.compile(r"triu|tril")
 _TAKES_NO_MASK = re.compile(r"flash_(fwd|bwd)|FlashAttn")
-_SLOW_ATTENTION, SLOW_PART = re.compile(r"fmha_cutlass[FB]_b?f16"), 0.4
-"""PyTorch's memory-efficient attention, and what flash attention takes of its time."""
+_SLOW_ATTENTION, SLOW_PART = re.compile(r"fmha_cutlass[FB]_b?f16\w*sm(?!7)"), 0.4
+"""PyTorch's memory-efficient attention on GPUs that flash attention runs on, and what that takes of its time."""
 
 
 def copies(program: Program) -> Iterator[Finding]:
@@ -295,9 +295,9 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     beside other light kernels in a chain, take 2 % or more in equal blocks. In decoding, and where what the program
     does is unknown, those of new tokens do not count, as they have to be written into the cache: short ones.
 
-    Saves: Their time and launches, in steps run again as in `sync`.
+    Saves: Their time and launches, in steps run again as in `sync`; of casts also those of their gradients.
     """
-    ops = program.ops
+    ops, least_ns = program.ops, COPIES_SHARE * program.wall_ns
     is_outside = ops["layer"] == NO_LAYER
     of_attention = ops["layer"].isin(ops["layer"][matching(ops["kernel_class"], {"attention"})])
     of_cache = of_attention & (program.mode != "training")
@@ -310,26 +310,26 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     if program.may_decode:
         is_copy &= program.on_past
     copies = ops[is_copy]
-    if program.at_most_ns(copies) < COPIES_SHARE * program.wall_ns:
+    if program.at_most_ns(copies) < least_ns:
         return
     for explained in (ops.index[program.chains["row"]], program.scores.index, program.mask_kernels.index):
         copies = copies[~np.isin(copies.index, explained)]
     place = copies["layer_kind"].astype(str).where(copies["block"] == "", copies["block_kind"].astype(str))
     for _, same in copies.groupby(place):
-        if program.at_most_ns(same) < COPIES_SHARE * program.wall_ns:
-            continue
-        if (saves := program.without_ns(same)) < COPIES_SHARE * program.wall_ns:
+        if program.at_most_ns(same) < least_ns or program.without_ns(same) < least_ns:
             continue
         # what a forward pass casts to another dtype has its gradient cast in the backward pass
         is_back = matching(ops["name"], _TO_DTYPE) & (ops["phase"] == "backward") & ~is_outside
         back = ops[is_back & ops["layer"].isin(same["layer"][matching(same["name"], _TO_DTYPE)])]
-        saves = program.without_ns(pd.concat([same, back]))
+        saves = program.without_ns(both := pd.concat([same, back]))
         layer, phase = costliest(same, "ns")
         where = "outside layers" if layer == NO_LAYER else f"in {plural(same['layer'].nunique(), 'layer')}"
         evidence = (
             f"{program.of_wall(program.busy_ns(same))} in {program.number(len(same), 'operation')} that only copy, "
             f"{where}; most in {layer} {phase}: "
-            f"{program.ms(at(same, layer, phase)['ns'].sum())}{program.with_launches(same, saves)}"
+            f"{program.ms(at(same, layer, phase)['ns'].sum())}"
+            f"{f'; casts of their gradients take {program.ms(program.busy_ns(back))}' if len(back) else ''}"
+            f"{program.with_launches(both, saves)}"
         )
         yield program.finding_in_ops(
             "tensor-copies", "Tensors are copied on the GPU", evidence, same, saves=saves,
@@ -378,6 +378,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     saves = min(saves, program.busy_ns(both))  # they may overlap
     saves = min(saves, program.without_ns(both, 1 - saves / max(busy_ns + cast_ns, 1), 1))
     layer, phase = costliest(products, "ns")
+    dtype = "TF32" if 2 * ops["ns"][is_fp32 & is_tf32].sum() > products["ns"].sum() else "fp32"
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (
         f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
@@ -385,10 +386,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
     yield program.finding_in_ops(
-        "fp32-gemms", "Matrix products in fp32", evidence, products, saves=saves,
-        fix="autocast to bf16, or torch.set_float32_matmul_precision('high'); tensor cores are about 8 times as fast "
-        "in TF32", confidence="high",
-        refuted_by="the program needs fp32 there; or ncu shows the tensor cores busy in these kernels",
+        "fp32-gemms", f"Matrix products in {dtype}", evidence, products, saves=saves, fix=FIXES["products"][dtype],
+        confidence="high", refuted_by="the program needs numbers of that precision there",
     )  # fmt: skip
 
 
@@ -421,11 +420,12 @@ def double_precision(program: Program) -> Iterator[Finding]:
 
 def unfused_attention(program: Program) -> Iterator[Finding]:
     """Two or more layers run a softmax between two products, and no fused attention: softmax, scale, mask and casts of
-    the scores; or they make a mask before fused attention in each call.
+    the scores; or they make a mask before fused attention in each call; or attention runs in PyTorch's
+    memory-efficient kernels where flash attention could.
 
-    Saves: Their time and launches; not in decoding also half of the two products beside each softmax, as if it is
-    causal, and where `triu` or `tril` makes the mask half of that attention's time, if its kernels
-    can read a mask: they compute what `is_causal=True` skips.
+    Saves: Their time and launches; not in decoding also half of the two products beside each softmax, assuming a causal
+    mask, and where `triu` or `tril` makes the mask half of that attention's time, if its kernels can read a mask: they
+    compute what `is_causal=True` skips. Of memory-efficient attention 0.6 of its time.
     """
     masks, scores, ops = program.mask_kernels, program.scores, program.ops
     causal = masks["layer"][matching(masks["name"], _CAUSAL) & (not program.may_decode)]
@@ -463,7 +463,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     light, saves = scores[scores["gpu"] == 0], program.without_ns(scores, scores["gpu"], scores["gpu"])
     layer, phase = costliest(light, "ns")
     scores_ns, half_ns = at(light, layer, phase)["ns"].sum(), program.busy_ns(scores[scores["gpu"] > 0]) // 2
-    half = f", and half of these products, {program.ms(half_ns)}, as if it is causal" * bool(half_ns)
+    half = f", and half of these products, {program.ms(half_ns)}, assuming a causal mask" * bool(half_ns)
     evidence = (
         f"{program.of_wall(light['ns'].sum())} in softmax, scale, mask and copy kernels between the products{half}, in "
         f"{plural(scores['layer'].nunique(), 'layer')}; most in {layer} {phase}: {program.ms(scores_ns)}"

@@ -452,6 +452,22 @@ def test_a_matrix_product_is_of_fp32_by_its_name(file, name, told):
     assert bool(of_rule("fp32-gemms", file.write())) == told
 
 
+def test_products_in_tf32_beside_more_in_16_bits_are_not_called_fp32(file):
+    tf32 = {"name": "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16"}
+    busy(file, (1, 60, 0, {"name": "nvjet_tst"}), (61, 91, 1, tf32))
+    (finding,) = of_rule("fp32-gemms", file.write())
+    assert finding.title == "Matrix products in TF32" and "TF32" not in finding.fix and finding.saves_ns == 15_000
+
+
+@pytest.mark.parametrize(("architecture", "found"), [("sm80", True), ("sm75", False)])
+def test_memory_efficient_attention_is_told_of_where_flash_attention_runs(file, architecture, found):
+    """Flash attention needs an Ampere GPU or a newer one."""
+    attention = f"fmha_cutlassF_f16_aligned_64x64_rf_{architecture}(Params)"
+    kernels = [("vectorized_elementwise_kernel", 3_000), (attention, 990_000)]
+    back_to_back(file, *((f"layers.{number}.attn", kernels) for number in range(6)))
+    assert bool(of_rule("unfused-attention", file.write())) == found
+
+
 def test_unequal_steps_of_several_gpus_are_one_finding(file):
     for pid in (7, 8):
         for number in range(5):
