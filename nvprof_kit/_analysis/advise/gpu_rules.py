@@ -230,12 +230,13 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     del place, ops, is_outlier, parts  # of large captures, much memory
     for number in range(int(group.max(initial=-1)) + 1):
         rows = as_slice(np.flatnonzero(group == number))
-        same = program.ops[_OF_CHAINS].iloc[chains["row"].iloc[rows]]
+        same = program.ops[["ns"] if program.replays else _OF_CHAINS].iloc[chains["row"].iloc[rows]]
         if program.at_most_ns(same) < CHAINS_SHARE * program.wall_ns:
             continue
         saves = program.without_ns(same, *(chains[name].to_numpy()[rows] for name in ("left", "launched")))
         if saves < CHAINS_SHARE * program.wall_ns:
             continue
+        same = program.ops[_OF_CHAINS].iloc[chains["row"].iloc[rows]]
         layer, phase = costliest(same, "ns")
         run, length, is_pass = (chains[name].to_numpy()[rows] for name in ("run", "length", "is_pass"))
         longest = length.max()

@@ -478,6 +478,7 @@ class Program(Operations):
         part = longest_ns / np.bincount(run, ns, len(turns)).clip(min=1)
         left = np.where(is_pass, 0, np.minimum(passes * part[run], 1))
         launched = np.bincount(run, is_fused, len(turns))[run].clip(min=1) / chains["length"].to_numpy()
+        self.forget()
         return chains.reset_index(drop=True).assign(is_pass=is_pass, left=left, launched=np.where(is_pass, 0, launched))
 
     def gaps(self, is_chosen: npt.NDArray[np.bool_] | pd.Series[bool]) -> pd.DataFrame:

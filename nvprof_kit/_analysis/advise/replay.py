@@ -116,10 +116,9 @@ class Replay:
         self._launch[nested] = np.searchsorted(call_start, host.start[call[nested]] - origin, side="right") - 1
         del of_process, positions, launches, call, calls_between  # of large captures, much memory
         self._ops_of_call = np.bincount(self._launch[self._launch >= 0], minlength=len(calls)).astype(np.int32)
-        is_move = matching(self._name, READS) | matching(self._name, WRITES)
         self._is_copy = (  # to or from the host, and the next call only waits for it
             host.named("Memcpy.*Async", calls)
-            & (np.bincount(self._launch[is_move] + 1, minlength=len(calls) + 1)[1:] > 0)
+            & np.isin(np.arange(len(calls)), self._launch[matching(self._name, READS) | matching(self._name, WRITES)])
             & np.append((self._ops_of_call[1:] == 0) & is_waiting[1:], False)
         )
         # a copy for which its own call waits is launched at its begin
@@ -127,6 +126,7 @@ class Replay:
         launched = np.where(self._launch < 0, -np.inf, self._moments_ns[2 * self._launch + 2])
         launched[self._in_waits] = call_start[self._launch[self._in_waits]]
         self._time_operations(start, end, launched)
+        del start, launched
         # each wait waits for the last operation that is launched before it and ends before it returns
         self._ops_before = np.searchsorted(np.maximum.accumulate(self._launch), self._waits, side="right")
         returned = call_end[self._waits]
@@ -172,7 +172,7 @@ class Replay:
 
     def _time_operations(self, start: Times, end: Times, launched: Times) -> None:
         """How long each operation occupies the GPU, and starts after its launch or after the operation before; takes
-        the memory of `launched`.
+        the memory of `start` and `launched`.
         """
         free = np.maximum.accumulate(np.append(start[:1], end[:-1]))  # when those before each are done
         is_late = launched > free
@@ -181,10 +181,11 @@ class Replay:
         busy_ns = np.maximum(free, start)
         np.maximum(np.subtract(end, busy_ns, out=busy_ns), 0, out=busy_ns)  # those that overlap count once
         start_ns = np.subtract(start, launched, out=launched)
+        idle_ns = np.subtract(start, free, out=start)
+        np.maximum(idle_ns, 0, out=idle_ns)
+        del free
         usual_ns = median(start_ns[is_late]) if is_late.any() else 0.0
         start_ns[~is_late] = min(usual_ns, START_NS)
-        idle_ns = np.subtract(start, free, out=free)
-        np.maximum(idle_ns, 0, out=idle_ns)
         usual_ns = median(idle_ns[~is_late]) if not is_late.all() else 0.0
         gap_ns = np.minimum(idle_ns, min(usual_ns, START_NS), out=idle_ns, where=is_late)
         gap_ns[(self._launch >= 0) & ~is_late & (gap_ns > ASLEEP_NS)] = START_NS
