@@ -117,6 +117,7 @@ class Capture:
     Attributes:
         path: The capture file.
         domain: NVTX domain of the ranges.
+        is_last_question: Whether the next question may free what the capture has read, because no other one follows.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Capture:
         self._read: set[str] = set()
         self._graphs: Path | None = None
         self._attributed_ops: Operations | None = None
-        self.is_last = False
+        self.is_last_question = False
         self._operators: pd.DataFrame | None = None
         if not self.path.exists():
             raise CaptureError(f"{path}: no such file")
@@ -650,7 +651,7 @@ class Capture:
 
                 trace = name_blocks(trace, self._model)
             self._attributed_ops = Operations(trace, self._kernel_rules)
-            self._attributed_ops.is_last = self.is_last
+            self._attributed_ops.is_last_question = self.is_last_question
         elif missing:
             from nvprof_kit._trace.open import open_more
 

@@ -181,7 +181,7 @@ class Section:
 
                 def read(path: str) -> Result:
                     capture = open_input(output, path, nsys=nsys, **opening)
-                    capture.is_last = True  # question
+                    capture.is_last_question = True
                     return ask(capture, **options)
 
                 output.write_results(each(captures, read))

@@ -208,7 +208,7 @@ class Program(Operations):
             if replay.count:
                 replays.append((replay, of_lane.index))
         del host, self.host
-        if self.is_last:
+        if self.is_last_question:
             vars(self.trace).pop("launching_calls", None)
         self.forget(calls=["start_ns", "end_ns", "kind"])
         self.forget()

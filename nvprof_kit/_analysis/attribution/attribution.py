@@ -126,18 +126,18 @@ class Operations:
         operations: The same operations, to reuse their attribution and classes across several reports.
 
     Attributes:
-        is_last: Whether the next question is the last one, which may `forget` what it has used.
+        is_last_question: Whether the next question is the last one, which may `forget` what it has used.
     """
 
     def __init__(self, trace: Trace, own_rules: Sequence[Rule] = (), operations: Operations | None = None) -> None:
         self.trace, self._own_rules, self._operations = trace, own_rules, operations
-        self.is_last: bool = operations is not None and operations.is_last
+        self.is_last_question: bool = operations is not None and operations.is_last_question
 
     def forget(self, **columns: Sequence[str]) -> None:
         """In the last question, free columns of these tables that the rest of it does not need; without columns, return
         what is free to the system.
         """
-        if self.is_last:
+        if self.is_last_question:
             for table, names in columns.items():
                 if (frame := getattr(self.trace, table)) is not None:
                     frame.drop(columns=[*names], inplace=True)

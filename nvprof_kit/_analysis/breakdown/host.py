@@ -193,8 +193,8 @@ class HostCalls:
 
 
 def host_of(operations: Operations) -> HostCalls:
-    """The calls of a capture, by which what joins them to the operations is no longer needed, to limit memory; but in
-    captures with collectives or samples, which are few.
+    """The calls of a capture. In the last question, what joins them to the operations is freed, to limit memory; not if
+    collectives or samples still need it.
     """
     trace, _, host = operations.trace, operations.attribution, HostCalls(operations.trace)
     if not any(table is not None and len(table) for table in (trace.collectives, trace.samples)):
