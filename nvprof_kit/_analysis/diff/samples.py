@@ -80,7 +80,7 @@ def phases_of_one_side(sides: tuple[list[Samples], list[Samples]]) -> set[str]:
     for runs in sides:
         rows: Any = pd.concat([run.times.mean(axis="columns") for run in runs])
         rows = rows[rows.index.get_level_values("layer") == NO_LAYER]
-        times.append(rows.groupby(level="phase").sum() / len(runs))
+        times.append(rows.groupby(level="phase", observed=True).sum() / len(runs))
     unnamed: set[str] = set()
     for side, other in (times, times[::-1]):
         alone = side.drop([phase for phase in side.index if phase in other.index or phase == NO_PHASE])

@@ -227,7 +227,7 @@ def _findings(
     about = f"milliseconds; {parts_of_wall(on_gpu)} add up to the wall time"
     title = "Breakdown: where each step's time goes"
     rows, csv = steps[["step", *several, *times]].rename(columns=names), f"{command} --format csv"
-    rows = rows.astype({"step": object}).fillna({"step": OUTSIDE})
+    rows = rows.assign(step=rows["step"].astype(object).where(rows["step"].notna(), OUTSIDE))
     tables = [page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
     step = steps["step"].iloc[result.critical_window] if len(steps) else None
     for view, (title, about) in _TITLES.items():
