@@ -91,8 +91,8 @@ _UNEQUAL, _UNEQUAL_STEADY = 2, 20
 collectives of stable duration, because waiting times vary.
 """
 
-_STEADY, _SOME = 1.2, 3
-"""Maximum spread of a stable duration, and the minimum number of samples."""
+_STEADY, _RECURRING, _SOME = 1.2, 1.05, 3
+"""Maximum spread of a stable duration, of one that recurs in each step, and the minimum number of samples."""
 
 _MOVED = ("bytes", "exposed_bytes", "wire_bytes", "limit_ns")
 
@@ -162,7 +162,7 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
     place = calls.sort_values("start_ns").groupby([*keys, "step"], observed=True).cumcount()
     of_place = calls.assign(place=place).groupby([*keys, "place"], observed=True)["gpu_ns"]
     least_ns, most_ns, steps = (of_place.transform(how) for how in ("min", "max", "size"))
-    recurs = (steps >= _SOME) & (most_ns <= _STEADY * least_ns) & (calls["step"] >= 0)
+    recurs = (steps >= _SOME) & (most_ns <= _RECURRING * least_ns) & (calls["step"] >= 0)
     recurs &= ~calls["collective"].isin(("Send", "Recv", "SendRecv"))  # a pipeline's wait is as long in each step
     calls = calls.assign(**{owner: calls[owner].cat.codes.where(~has_size, -1) for owner in ("layer", "phase")})
     groups = calls.groupby(["name", "bytes", "layer", "phase"], dropna=False)["gpu_ns"]
