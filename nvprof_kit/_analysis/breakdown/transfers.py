@@ -155,15 +155,17 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
     """How much longer each communication took than the fastest similar one in the capture, in ns, shape ``(n,)``.
 
     Communications of the same name and size are similar. If the size is unknown, those in the same layer and phase are
-    similar, and where its place in the step takes as long in each step, those of that place; since all of them may
-    wait, the assumed minimum is capped at a multiple of the first decile of the name.
+    similar, and gathers that take as long at their place in each step, those of that place; since all of them may wait,
+    the assumed minimum is capped at a multiple of the first decile of the name.
     """
     has_size, keys = calls["bytes"].notna(), ["name", "layer", "phase", "device"]
     place = calls.sort_values("start_ns").groupby([*keys, "step"], observed=True).cumcount()
     of_place = calls.assign(place=place).groupby([*keys, "place"], observed=True)["gpu_ns"]
     least_ns, most_ns, steps = (of_place.transform(how) for how in ("min", "max", "size"))
     recurs = (steps >= _SOME) & (most_ns <= _RECURRING * least_ns) & (calls["step"] >= 0)
-    recurs &= ~calls["collective"].isin(("Send", "Recv", "SendRecv"))  # a pipeline's wait is as long in each step
+    recurs &= calls["collective"].isin(
+        ("AllGather", "Broadcast")
+    )  # others end what may take a rank longer in each step
     calls = calls.assign(**{owner: calls[owner].cat.codes.where(~has_size, -1) for owner in ("layer", "phase")})
     groups = calls.groupby(["name", "bytes", "layer", "phase"], dropna=False)["gpu_ns"]
     fastest_ns, slowest_ns, group_size = (groups.transform(how) for how in ("min", "max", "size"))
