@@ -16,7 +16,7 @@ from nvprof_kit._analysis.advise.program import Program
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._findings import Finding
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
@@ -68,31 +68,7 @@ RULES: Mapping[str, Rule] = {
 
 _OF_HOST = ("launch", "host-busy", "sync", "allocation", "loading", "gc", "unstable-step")
 
-COLUMNS: Columns = {
-    "rank": Column("1 for the largest possible saving; one of low confidence counts half"),
-    "rule": Column("name of the rule", kind="str"),
-    "title": Column("the finding in a few words", kind="str"),
-    "evidence": Column("the numbers from the capture", kind="str"),
-    "layer": Column("layer; '' if not in one layer", kind="str"),
-    "phase": Column("phase of that layer, or of the loop", kind="str"),
-    "start_ns": Column("start of the interval to look at in Nsight, in ns since the start of the capture", "ns"),
-    "end_ns": Column("its end", "ns"),
-    "saves_ns": Column(
-        "upper bound of the saving in ns, per step and GPU (per GPU without steps); savings of different findings "
-        "overlap",
-        "ns",
-    ),
-    "saves": Column(
-        "the same as a share of the wall time of the steps, including waits for data between them",
-        "share",
-        kind="float",
-    ),
-    "advice": Column("the change to try", kind="str"),
-    "confidence": Column(
-        "`high`: the capture shows it; `medium`: it follows under usual assumptions; `low`: check first", kind="str"
-    ),
-    "refuted_by": Column("observation that would refute the finding", kind="str"),
-}
+COLUMNS: Columns = read_columns("nvprof_kit._analysis.advise", "advise")
 """The columns of `Advice.rows`."""
 
 

@@ -119,7 +119,7 @@ def _collectives(program: Program, row: Any = None) -> pd.DataFrame:
 def rank_waits(program: Program) -> Iterator[Finding]:
     """Exposed communication beyond the fastest similar collective is 5 % or more.
 
-    Saves: That time, as a faster rank there lets this one go on.
+    Saves: That time, if the ranks that it waits for are as fast.
     """
     rows = program.times.communication
     waiting_ns = int(rows["waiting_ns"].sum())

@@ -43,7 +43,7 @@ from nvprof_kit._analysis.breakdown.transfers import (
 )
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._analysis.layers.fold import Views
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Column, Columns, read_columns
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
@@ -65,21 +65,7 @@ COLUMNS: Columns = {
 }
 """The columns of `Breakdown.steps`."""
 
-IDLE_COLUMNS: Columns = {
-    "cause": Column("why the device was idle", kind="str"),
-    "layer": Column("layer that the host was in, `(none)` outside layers", kind="str"),
-    "phase": Column("phase of that layer, or of the loop", kind="str"),
-    "operator": Column(
-        "innermost PyTorch operator, or Python function outside layers, it was in; '' if unknown", kind="str"
-    ),
-    "call": Column("CUDA API call it was in, '' if none", kind="str"),
-    "gaps": Column("number of idle gaps with this cause and place"),
-    "idle_ns": Column("idle time with this cause and place", "ns"),
-    "longest_ns": Column("the longest such time in one gap", "ns", fold="max"),
-    "longest_at_ns": Column(
-        "its start, in ns since the start of the capture; jump there in Nsight", "ns", fold="first"
-    ),
-}
+IDLE_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "idle")
 """The columns of `Breakdown.idle`."""
 
 

@@ -19,20 +19,10 @@ from nvprof_kit._analysis.attribution.attribution import Attribution, range_owne
 from nvprof_kit._analysis.attribution.intervals import NONE
 from nvprof_kit._analysis.attribution.steps import Windows, median_place
 from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls, Stretch
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._trace.schema import Trace
 
-PATH_COLUMNS: Columns = {
-    "layer": Column("module path, or `(none)`", kind="str"),
-    "phase": Column("phase of the layer or of the loop", kind="str"),
-    "operator": Column("for host time, the innermost PyTorch operator; '' if none or not recorded", kind="str"),
-    "gpu_ns": Column("time of the path in operations of the layer", "ns"),
-    "host_ns": Column("time of the path on the host, in ranges of the layer", "ns"),
-    "wait_ns": Column(
-        "time of the path between an operation's launch, or the end of the previous operation, and its start", "ns"
-    ),
-    "share": Column("sum of the three over the wall time of the step; all shares add up to 1", "share", kind="float"),
-}
+PATH_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "critical_path")
 """The columns of the critical path."""
 
 _GPU, _HOST, _WAIT = range(3)

@@ -15,29 +15,11 @@ from nvprof_kit._analysis.attribution.intervals import as_slice, exact_sums, med
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.devices import Intervals, levels
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 
-LAUNCH_COLUMNS: Columns = {
-    "layer": Column("module path, or `(none)`", kind="str"),
-    "phase": Column("phase of the layer or of the loop", kind="str"),
-    "ops": Column("its own operations whose launching call is in the capture"),
-    "gpu_ns": Column("sum of their durations", "ns"),
-    "call_ns": Column(
-        "sum of the durations of the launching calls; a graph launch is divided among its operations", "ns"
-    ),
-    "short_ops": Column("number of operations shorter than the call that launched them"),
-    "delay_ns": Column(
-        "median time from the return of the launching call to the start of the operation; 0 if it started before",
-        "ns",
-        fold="mean",
-    ),
-    "idle_ns": Column(
-        "time in which the device was idle because the host, in this layer, had not launched the next operation", "ns"
-    ),
-    "launch_bound": Column("True if `idle_ns` exceeds a tenth of `gpu_ns`", kind="bool", fold="key"),
-}
+LAUNCH_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "launches")
 """The columns of the launch analysis."""
 
 _BOUND = 0.1
@@ -90,23 +72,10 @@ def launch_table(
     return table.reset_index().sort_values(["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
 
 
-QUEUE_COLUMNS: Columns = {
-    "queue_mean": Column("mean number of launched operations that have not begun", kind="float"),
-    "queue_max": Column("their maximum number"),
-    "queue_empty": Column("share of the time in which none was queued", "share", kind="float"),
-}
+QUEUE_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "queue")
 """The columns that `queue_by_window` computes for each step."""
 
-QUEUE_TIME_COLUMNS: Columns = {
-    "step": Column("step number, missing if none"),
-    "process": Column("index of the process in the capture"),
-    "device": Column("device ordinal in the process"),
-    "stream": Column("the stream"),
-    "start_ns": Column("start of the interval, in ns since the start of the capture", "ns"),
-    "end_ns": Column("end of the interval", "ns"),
-    "queue_mean": Column("mean number of operations of the stream that are launched but have not begun", kind="float"),
-    "queue_max": Column("their maximum number"),
-}
+QUEUE_TIME_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "queue_time")
 """The columns of `queue_over_time`."""
 
 SLICES = 100

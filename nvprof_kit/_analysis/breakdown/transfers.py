@@ -8,7 +8,6 @@ compared with the link bandwidth independent of the collective and the number of
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,69 +20,16 @@ from nvprof_kit._analysis.breakdown.devices import COMM, COPY, Activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
 from nvprof_kit._analysis.kernels.classes import KernelClasses
-from nvprof_kit._result.column import Column, Columns
+from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
 
-_RATE = partial(Column, unit="gb_per_s", kind="float", fold="mean")
-
-COMM_COLUMNS: Columns = {
-    "layer": Column("module path, or `(none)`", kind="str"),
-    "phase": Column("phase of the layer or of the loop", kind="str"),
-    "collective": Column("`AllReduce`, `AllGather`, … if the kernel's name contains it", kind="str"),
-    "ops": Column("kernels"),
-    "gpu_ns": Column("sum of their durations", "ns"),
-    "exposed_ns": Column("the part not overlapped by compute on the same device", "ns"),
-    "hidden": Column("the overlapped part, as a share of `gpu_ns`", "share", kind="float", fold="mean"),
-    "waiting_ns": Column(
-        "the part of `exposed_ns` in excess of the fastest similar collective: possibly waiting for other ranks", "ns"
-    ),
-    "bytes": Column("bytes of the larger buffer (all of an all-gather's output), missing if unknown", "bytes"),
-    "exposed_bytes": Column("estimate of the bytes moved while exposed, in proportion to time", "bytes"),
-    "ranks": Column("number of ranks in the group; missing if unknown or not the same for all", fold="key"),
-    "algorithm_gb_per_s": _RATE(
-        "`bytes` over `gpu_ns` in 10⁹ bytes per second; `gpu_ns` includes waiting for other ranks"
-    ),
-    "bus_gb_per_s": _RATE("bus bandwidth as defined by nccl-tests, comparable to the bandwidth of the link"),
-    "wire_bytes": Column(
-        "bytes that each GPU sends: `bytes` times the factor of the ring algorithm, 2(n-1)/n of an all-reduce of n "
-        "ranks, (n-1)/n of an all-gather, reduce-scatter or all-to-all",
-        "bytes",
-    ),
-    "link": Column(
-        "fastest link of the GPU to another one: `NVLink`, or else `PCIe 5 x16`; '' if unknown. Other nodes are behind "
-        "slower ones, which a capture does not tell",
-        kind="str",
-        fold="first",
-    ),
-    "limit_ns": Column("least time for `wire_bytes` over `link`; missing if either is unknown", "ns"),
-    "of_limit": Column(
-        "`limit_ns` over `gpu_ns`, which includes waiting; a switch that reduces (NVLS) can exceed 1",
-        "share",
-        kind="float",
-        fold="mean",
-    ),
-}
+COMM_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "communication")
 """The columns of the communication table."""
 
-COPY_COLUMNS: Columns = {
-    "copy": Column("direction of the copy, or memset", kind="str"),
-    "memory": Column("host memory: `pageable`, `pinned` or `managed`; '' if none or unknown", kind="str"),
-    "layer": Column("module path, or `(none)`", kind="str"),
-    "phase": Column("phase of the layer or of the loop", kind="str"),
-    "ops": Column("copies"),
-    "bytes": Column("sum of their bytes", "bytes"),
-    "gpu_ns": Column("sum of their durations", "ns"),
-    "exposed_ns": Column("the part not overlapped by compute on the same device", "ns"),
-    "gb_per_s": _RATE("bytes over duration, 10⁹ bytes per second"),
-    "link": Column(
-        "link of a copy to or from the host or another GPU: `PCIe 5 x16`, `NVLink`; '' if unknown", kind="str"
-    ),
-    "of_link": Column("`gb_per_s` as a share of the link's bandwidth in one direction", kind="float", fold="mean"),
-    "blocking": Column("number of copies that block the host: synchronous calls, or pageable memory"),
-}
+COPY_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "copies")
 """The columns of the copy table."""
 
 _UNEQUAL, _UNEQUAL_STEADY = 2, 20
