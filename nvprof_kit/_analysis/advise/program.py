@@ -196,7 +196,7 @@ class Program(Operations):
         host, replays, _ = self.host, [], self.capture_starts
         del host.tid  # of large captures, much memory, as below
         self.forget(calls=["tid"], ops=["bytes"])
-        self.forget()
+        self.return_memory()
         for lane, of_lane in enumerate(self.steps_of_lanes):
             rows = self.by_start[self.ops["lane"].to_numpy()[self.by_start] == lane]
             if (host.of_op[self.ops.index[rows].to_numpy()] < 0).all():
@@ -211,7 +211,7 @@ class Program(Operations):
         if self.is_last_question:
             vars(self.trace).pop("launching_calls", None)
         self.forget(calls=["start_ns", "end_ns", "kind"])
-        self.forget()
+        self.return_memory()
         return replays
 
     def saved_ns(
@@ -478,7 +478,7 @@ class Program(Operations):
         part = longest_ns / np.bincount(run, ns, len(turns)).clip(min=1)
         left = np.where(is_pass, 0, np.minimum(passes * part[run], 1))
         launched = np.bincount(run, is_fused, len(turns))[run].clip(min=1) / chains["length"].to_numpy()
-        self.forget()
+        self.return_memory()
         return chains.reset_index(drop=True).assign(is_pass=is_pass, left=left, launched=np.where(is_pass, 0, launched))
 
     def gaps(self, is_chosen: npt.NDArray[np.bool_] | pd.Series[bool]) -> pd.DataFrame:

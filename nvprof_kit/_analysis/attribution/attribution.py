@@ -134,15 +134,16 @@ class Operations:
         self.is_last_question: bool = operations is not None and operations.is_last_question
 
     def forget(self, **columns: Sequence[str]) -> None:
-        """In the last question, free columns of these tables that the rest of it does not need; without columns, return
-        what is free to the system.
-        """
+        """In the last question, free columns of these tables that the rest of it does not need."""
         if self.is_last_question:
             for table, names in columns.items():
                 if (frame := getattr(self.trace, table)) is not None:
                     frame.drop(columns=[*names], inplace=True)
-            if not columns:
-                return_freed_memory()
+
+    def return_memory(self) -> None:
+        """In the last question, return to the system what was freed."""
+        if self.is_last_question:
+            return_freed_memory()
 
     @cached_property
     def ranges(self) -> Ranges:
