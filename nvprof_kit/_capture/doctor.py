@@ -1,4 +1,7 @@
-"""Checks for problems that make a profile on this machine fail or mislead. Pure functions: facts in, findings out."""
+"""Checks for problems that make a profile on this machine fail or mislead. Pure functions: facts in, findings out.
+
+`doctor.toml` has what a finding says, by case.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,22 @@ from collections.abc import Iterator, Mapping
 from nvprof_kit._capture.machine import Machine, Program
 from nvprof_kit._capture.nsight_releases import cuda_of, cuda_of_driver, is_newest, known_trouble, numbers, release_for
 from nvprof_kit._findings import Finding, by_severity, checked
+from nvprof_kit._toml import read_toml
 
 _CAP_SYS_ADMIN, _CAP_PERFMON = 1 << 21, 1 << 38
 _GIGABYTE = 10**9
+
+
+def case(name: str, severity: str = "", /, **facts: object) -> Finding:
+    """The finding of a case of `doctor.toml`.
+
+    Args:
+        name: The case.
+        severity: In place of the usual one.
+        facts: What its texts have in braces.
+    """
+    texts = {key: text.format(**facts) for key, text in read_toml("nvprof_kit._capture", "doctor.toml")[name].items()}
+    return checked(**(texts | ({"severity": severity} if severity else {})))
 
 
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
@@ -23,24 +39,14 @@ def examine_machine(machine: Machine) -> tuple[Finding, ...]:
 
 def check_gpu(machine: Machine) -> Iterator[Finding]:
     """The GPUs, and whether one is partitioned."""
-    if not machine.gpus and machine.counters_for_admin is not None:
-        evidence = "the driver is loaded, but nvidia-smi is missing or finds no GPU"
-        why = "it is unknown whether a GPU can be used, and which one"
-        fix = "in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility, and --gpus all (recipes/nsys/container.sh)"
-        yield checked("warning", "gpu", evidence, why, fix)
-        return
     if not machine.gpus:
-        why = "without a GPU a capture has no kernels"
-        fix = "run on a machine with a GPU; in a container start it with --gpus all (recipes/nsys/container.sh)"
-        yield checked("error", "gpu", "nvidia-smi finds no GPU", why, fix)
+        yield case("no GPU" if machine.counters_for_admin is None else "GPU unknown")
         return
     names = ", ".join(sorted({gpu.name for gpu in machine.gpus}))
     driver = f"driver {machine.gpus[0].driver}" + (f", CUDA {machine.driver_cuda}" if machine.driver_cuda else "")
     yield checked("ok", "gpu", f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}: {names}, {driver}")
     if any(gpu.mig for gpu in machine.gpus):
-        why = "GPU metrics show the whole GPU, and ncu can neither lock clocks nor measure units shared by instances"
-        fix = "measure on a GPU without MIG if that matters"
-        yield checked("note", "mig", "a GPU is partitioned (MIG)", why, fix)
+        yield case("MIG")
 
 
 def check_counters(machine: Machine) -> Iterator[Finding]:
@@ -53,77 +59,47 @@ def check_counters(machine: Machine) -> Iterator[Finding]:
     access = "run as root, or allow access for all users"
     if machine.container:
         access = "start the container with --cap-add=SYS_ADMIN (recipes/nsys/container.sh), or allow access on the host"
-    evidence = "hardware counters are restricted to administrators (RmProfilingAdminOnly: 1)"
-    why = "ncu and --gpu-metrics-devices fail with ERR_NVGPUCTRPERM; times per layer do not need them"
-    fix = (
-        f"{access}: echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > "
-        "/etc/modprobe.d/nvidia-profiling.conf, rebuild the initramfs (update-initramfs -u, or dracut -f) and reboot"
-    )
-    yield checked("warning", "counters", evidence, why, fix)
+    yield case("counters restricted", access=access)
 
 
 def check_samples(machine: Machine) -> Iterator[Finding]:
     """Whether the CPU may be sampled."""
     level = machine.perf_event_paranoid
-    if level is None or level <= 2 or machine.capabilities & (_CAP_SYS_ADMIN | _CAP_PERFMON):
-        return
-    why = "nsys cannot sample the CPU above 2; the recipes do not ask it to"
-    fix = "sysctl -w kernel.perf_event_paranoid=2"
-    yield checked("note", "cpu-samples", f"kernel.perf_event_paranoid is {level}", why, fix)
+    if level is not None and level > 2 and not machine.capabilities & (_CAP_SYS_ADMIN | _CAP_PERFMON):
+        yield case("CPU not sampled", level=level)
 
 
 def check_other_profilers(machine: Machine) -> Iterator[Finding]:
     """Other profilers that hold the GPU or are attached to every program."""
     if machine.processes:
-        why = "DCGM's profiling metrics hold the hardware counters, so ncu and GPU metrics fail while it runs"
-        fix = "run dcgmi profile --pause, and dcgmi profile --resume afterward"
-        yield checked("warning", "other-profilers", f"running: {', '.join(machine.processes)}", why, fix)
-    attached = [name for name in machine.environment if "INJECTION" in name]
+        yield case("profiler runs", processes=", ".join(machine.processes))
+    attached = sorted(name for name in machine.environment if "INJECTION" in name)
     if attached:
-        evidence = f"set in this environment: {', '.join(sorted(attached))}"
-        why = "another profiler attaches to every program started from here, and CUDA serves one at a time"
-        fix = f"unset {' '.join(sorted(attached))}"
-        yield checked("warning", "other-profilers", evidence, why, fix)
+        yield case("profiler attached", variables=", ".join(attached), words=" ".join(attached))
     if machine.environment.get("NVPROF_KIT", "").strip().lower() == "off":
-        why = "no ranges are emitted, so no layer has a time"
-        fix = "unset NVPROF_KIT"
-        yield checked("warning", "ranges", "NVPROF_KIT=off", why, fix)
+        yield case("ranges off")
 
 
 def check_clocks(machine: Machine) -> Iterator[Finding]:
     """Whether the GPU's clock is reduced."""
     slow = [gpu for gpu in machine.gpus if gpu.clock and gpu.max_clock and gpu.clock < 0.5 * gpu.max_clock]
     if slow:
-        evidence = f"the SM clock is at {slow[0].clock} of {slow[0].max_clock} MHz"
-        why = (
-            "an idle GPU clocks down and takes some steps to clock up, so the first steps are slower; under load it "
-            "would mean power or thermal throttling"
-        )
-        fix = (
-            "skip warm-up steps: nvprof-kit profile --step 12; for comparisons lock the clocks: nvidia-smi "
-            "--lock-gpu-clocks"
-        )
-        yield checked("note", "clocks", evidence, why, fix)
+        yield case("clock reduced", gpu=slow[0])
 
 
 def check_container(machine: Machine) -> Iterator[Finding]:
     """What a container may lack."""
     if machine.container and not machine.capabilities & _CAP_SYS_ADMIN:
         unsure = "cpu-samples" if machine.counters_for_admin is not None else "hardware counters and CPU samples"
-        evidence = f"in a container ({machine.container}) without CAP_SYS_ADMIN"
-        why = f"kernels and ranges are recorded as usual; {unsure} may be refused"
-        fix = "start it as recipes/nsys/container.sh does"
-        yield checked("note", "container", evidence, why, fix)
+        yield case("container", container=machine.container, unsure=unsure)
 
 
 def check_disk(machine: Machine) -> Iterator[Finding]:
     """Free disk for the report and for nsys's temporary data."""
     for folder, free in machine.free_bytes.items():
         if free < _GIGABYTE:
-            why = "a report grows by a few MB per step, and is lost if the disk fills up"
-            fix = "free some space, or use another folder: -o for the report, TMPDIR for nsys's temporary data"
             severity = "error" if free < _GIGABYTE / 10 else "warning"
-            yield checked(severity, "disk", f"{free / 1e6:.0f} MB free in {folder}", why, fix)
+            yield case("disk", severity, folder=folder, megabytes=free / 1e6)
 
 
 # ---------------------------------------------------------------- nsys and ncu against the driver
@@ -131,43 +107,30 @@ def check_disk(machine: Machine) -> Iterator[Finding]:
 
 def check_nsys(machine: Machine) -> Iterator[Finding]:
     """Whether nsys is there, and as new as the driver."""
+    named = machine.environment.get("NSYS")
     if machine.nsys is None:
-        named = machine.environment.get("NSYS")
-        evidence = f"NSYS={named} cannot be run" if named else "no nsys on PATH"
-        why = "the recipes in recipes/nsys need it"
-        fix = (
-            "set NSYS to an executable nsys, or unset it and put nsys on PATH"
-            if named
-            else "install Nsight Systems and put its bin folder on PATH, or set NSYS; without it: nvprof-kit record"
-        )
-        yield checked("error", "nsys", evidence, why, fix)
-        return
-    yield from _beside_driver("nsys", machine.nsys, machine)
+        yield case("nsys does not run" if named else "no nsys", named=named)
+    else:
+        yield _beside_driver("nsys", machine.nsys, machine)
 
 
 def check_ncu(machine: Machine) -> Iterator[Finding]:
     """Whether ncu is there, as new as the driver, and may lock its file."""
+    named = machine.environment.get("NCU")
     if machine.ncu is None:
-        named = machine.environment.get("NCU")
-        evidence = f"NCU={named} cannot be run" if named else "no ncu on PATH"
-        why = "hardware counters of each kernel need ncu; times per layer do not"
-        fix = "install Nsight Compute and put it on PATH"
-        yield checked("note", "ncu", evidence, why, fix)
+        yield case("no ncu", what=f"NCU={named} cannot be run" if named else "no ncu on PATH")
         return
-    yield from _beside_driver("ncu", machine.ncu, machine)
+    yield _beside_driver("ncu", machine.ncu, machine)
     if machine.foreign_lock:
-        why = "ncu locks this file while it measures, and fails if it cannot"
-        fix = "use a folder of your own: export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR"
-        yield checked("warning", "ncu", f"{machine.foreign_lock} belongs to another user", why, fix)
+        yield case("lock of ncu", lock=machine.foreign_lock)
 
 
-def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Finding]:
+def _beside_driver(tool: str, version: str, machine: Machine) -> Finding:
     """A tool older than the driver may not support it."""
     driver = machine.driver_cuda or (cuda_of_driver(machine.gpus[0].driver) if machine.gpus else None)
     cuda = cuda_of(tool, version)
     if driver is None or is_newest(tool, version) or (cuda and numbers(cuda) >= numbers(driver)):
-        yield checked("ok", tool, f"{tool} {version}")
-        return
+        return checked("ok", tool, f"{tool} {version}")
     release = release_for(tool, driver)
     why, meanwhile = known_trouble(tool, version, driver) or ("", "")
     evidence = f"{tool} {version}{f' (of CUDA {cuda})' if cuda else ''} is older than the driver (CUDA {driver})"
@@ -176,7 +139,7 @@ def _beside_driver(tool: str, version: str, machine: Machine) -> Iterator[Findin
         f"install {f'{tool} {release}, which is that' if release else f'the {tool}'} of CUDA {driver}, or a newer one"
         + (f"; {meanwhile}" if meanwhile else "")
     )
-    yield checked("warning", tool, evidence, why, fix)
+    return checked("warning", tool, evidence, why, fix)
 
 
 CHECKS = (
@@ -189,44 +152,29 @@ CHECKS = (
 def check_program(program: Program, machine: Machine) -> Iterator[Finding]:
     """The program to profile: its words, its Python with torch and nvtx, and its script."""
     for word in program.missing:
-        why = "the program would not start here"
-        fix = "run this where the program will run, from its folder; a capture's name ends in .sqlite or .nsys-rep"
-        severity = "warning" if word.endswith(".py") else "error"
-        yield checked(severity, "program", f"'{word}' is not found, or cannot be run", why, fix)
+        yield case("word missing", "warning" if word.endswith(".py") else "error", word=word)
     name, versions = program.interpreter, program.versions
     if name is not None and versions is not None:
         yield from _check_python(name, versions, machine)
     elif name is not None:
-        why, fix = "the program would not start either", f"run {name} --version to see why"
-        yield checked("error", "program", f"{name} does not start", why, fix)
+        yield case("Python does not start", name=name)
     elif not program.missing:
-        why, fix = "its packages were not checked", "name it: nvprof-kit doctor -- python train.py"
-        yield checked("note", "program", "the command names no Python", why, fix)
+        yield case("no Python")
     if re.search(r"torch\.profiler|autograd\.profiler|nvprof_kit\.record\(", program.source):
-        why = "CUDA serves one profiler at a time: with both, one of them gets no kernels"
-        fix = "turn it off while nsys or ncu runs"
-        yield checked("warning", "other-profilers", "the program uses PyTorch's own profiler", why, fix)
+        yield case("profiler in program")
 
 
 def _check_python(name: str, versions: Mapping[str, str | None], machine: Machine) -> Iterator[Finding]:
     torch, cuda, nvtx = (versions.get(package) for package in ("torch", "cuda", "nvtx"))
     if not versions.get("nvprof-kit"):
-        why, fix = "without it the program emits no ranges", f"{name} -m pip install nvprof-kit"
-        yield checked("warning", "program", f"{name} has no nvprof-kit", why, fix)
+        yield case("no nvprof-kit", name=name)
     if versions.get("broken"):
-        evidence = f"torch cannot be imported: {versions['broken']}"
-        yield checked("error", "torch", evidence, "the program would not run", "reinstall torch")
+        yield case("torch broken", error=versions["broken"])
     elif torch and cuda is None and machine.gpus:
-        why = "the program runs on the CPU, and the capture has no kernels"
-        fix = f"{name} -m pip install torch --index-url https://download.pytorch.org/whl/cu126 (or your CUDA's)"
-        yield checked("error", "torch", f"torch {torch} is a build without CUDA", why, fix)
+        yield case("torch without CUDA", torch=torch, name=name)
     elif torch and cuda and machine.driver_cuda and numbers(cuda)[:1] > numbers(machine.driver_cuda)[:1]:
-        evidence = f"torch {torch} needs CUDA {cuda}, the driver supports {machine.driver_cuda}"
-        fix = "update the driver, or install a torch build for an older CUDA"
-        yield checked("error", "torch", evidence, "it will find no GPU", fix)
+        yield case("torch too new", torch=torch, cuda=cuda, driver=machine.driver_cuda)
     elif torch:
         yield checked("ok", "torch", f"torch {torch}" + (f" for CUDA {cuda}" if cuda else ""))
     if nvtx and machine.nsys and numbers(nvtx) >= (0, 2, 12) and numbers(machine.nsys)[:2] <= (2024, 2):
-        why = "nvprof-kit's own ranges are still recorded; those that other packages make with nvtx are not"
-        fix = "update nsys, or: pip install nvtx==0.2.11"
-        yield checked("note", "nvtx", f"nvtx {nvtx} does not detect nsys {machine.nsys}", why, fix)
+        yield case("nsys too old for nvtx", nvtx=nvtx, nsys=machine.nsys)
