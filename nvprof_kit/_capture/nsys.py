@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from nvprof_kit._capture.machine import run_command
 from nvprof_kit._capture.report import recipes_folder, say
@@ -94,14 +93,17 @@ def _installed_name(name: str, options: frozenset[str]) -> str | None:
     return next((alias for alias in aliases if alias in options), None)
 
 
-def fit_settings(settings: Settings, arguments: Sequence[str], nsys: str, *verbs: str) -> Settings:
+def fit_settings(
+    preset: str, arguments: Sequence[str], nsys: str, *verbs: str, window: Mapping[str, str] = {}
+) -> Settings:
     """The settings that an nsys takes, under its names for them, with a note on those that it has not.
 
     Args:
-        settings: Options.
+        preset: As in `read_preset`.
         arguments: More options in nsys's own words, each in place of a setting of the same name.
         nsys: The executable; without one, the settings are as they are.
         verbs: The verb to run, and another that takes what this one does not.
+        window: More settings, in place of those of the preset.
     """
     helps = [run_command([nsys, verb, "--help"]) or "" for verb in verbs]
     # an option marked (Deprecated) is in the help and refused all the same
@@ -109,7 +111,7 @@ def fit_settings(settings: Settings, arguments: Sequence[str], nsys: str, *verbs
     options = [frozenset(re.findall(r"(?:^|[\s,])--([\w-]+)=", text, re.MULTILINE)) for text in help_texts]
     has_help = all(options)
     fitted: Settings = {}
-    for name, value in settings.items():
+    for name, value in {**read_preset(preset), **window}.items():
         names = [_installed_name(name, of_verb) for of_verb in options] if has_help else [name]
         if names[0]:
             fitted[names[0]] = value
@@ -132,44 +134,29 @@ def option_words(settings: Settings) -> list[str]:
     return [f"--{name}={value}" for name, value in settings.items()]
 
 
-class Window(NamedTuple):
-    """What of a run to capture.
-
-    Attributes:
-        option: The option that chose it; '' for the whole run.
-        settings: Options of nsys.
-        environ: What the program's environment needs for it.
-    """
-
-    option: str = ""
-    settings: Mapping[str, str] = {}
-    environ: Mapping[str, str] = {}
-
-
-def choose_window(step: int | None, schedule: str | None) -> Window:
-    """The window of a step, or of a schedule.
+def window_settings(step: int | None, schedule: str | None, arguments: Sequence[str]) -> Settings:
+    """The settings that capture a step, or the windows of a schedule; none for the whole run.
 
     Args:
         step: Number of ``nvprof_kit.step(step)``.
         schedule: For ``nvprof_kit.record(schedule=None)`` in the program.
+        arguments: More options in nsys's own words.
 
     Raises:
-        UsageError: Both are given, or the schedule is none.
+        UsageError: Both are given, the schedule is none, or the options choose another window.
     """
+    if step is None and schedule is None:
+        return {}
     if step is not None and schedule is not None:
         raise UsageError("--step and --schedule exclude each other: each says what to capture")
-    if step is not None:
-        return Window("--step", _range(f"step {step}@nvprof_kit"))
-    if schedule is None:
-        return Window()
-    plan = "".join(schedule.split())
-    windows = Schedule.parse(plan).repeat
-    end = "repeat" if windows == 0 else "stop" if windows == 1 else f"repeat:{windows}"
-    return Window("--schedule", _range("window@nvprof_kit", end), {"NVPROF_KIT_SCHEDULE": plan})
-
-
-def _range(text: str, end: str = "stop") -> Settings:
-    return {"capture-range": "nvtx", "nvtx-capture": text, "capture-range-end": end}
+    option, text, end = "--step", f"step {step}", "stop"
+    if schedule is not None:
+        windows = Schedule.parse(schedule).repeat
+        option, text = "--schedule", "window"
+        end = "repeat" if windows == 0 else "stop" if windows == 1 else f"repeat:{windows}"
+    if parse_options(arguments).keys() & {"delay", "duration", "capture-range"}:
+        raise UsageError(f"{option} goes without --delay, --duration and --capture-range: it says when to capture")
+    return {"capture-range": "nvtx", "nvtx-capture": f"{text}@nvprof_kit", "capture-range-end": end}
 
 
 def what_never_began(settings: Settings) -> str:

@@ -9,30 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Literal
 
+from nvprof_kit._capture import report
 from nvprof_kit._capture.machine import PYTHON
-from nvprof_kit._capture.nsys import (
-    choose_window,
-    fit_settings,
-    nsys_tool,
-    option_words,
-    parse_options,
-    read_preset,
-    what_never_began,
-)
-from nvprof_kit._capture.report import (
-    NSYS_SUFFIXES,
-    IsEmpty,
-    expand_name,
-    finish_report,
-    need_name,
-    need_tool,
-    open_stage,
-    output_setting,
-    print_command,
-    say,
-    say_what_nsys_lost,
-)
+from nvprof_kit._capture.nsys import fit_settings, nsys_tool, option_words, what_never_began, window_settings
 from nvprof_kit._capture.supervisor import NsysSupervisor
+from nvprof_kit._instrument.loop.schedule import SCHEDULE_VARIABLE
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import RANK_MARK
 
@@ -67,7 +48,7 @@ def profile_program(
     export: Literal["sqlite", "parquetdir", "none"] = "sqlite",
     dry_run: bool = False,
     environ: Mapping[str, str],
-    is_empty: IsEmpty,
+    is_empty: report.IsEmpty,
 ) -> int:
     """Run a program under ``nsys profile``.
 
@@ -92,51 +73,48 @@ def profile_program(
     """
     if not program:
         raise UsageError("no program to run; needed: nvprof-kit profile [OPTION]... -- python train.py")
-    window = choose_window(step, schedule)
-    tool = nsys_tool()
-    settings = fit_settings({**read_preset(preset), **window.settings}, nsys, tool, "profile")
-    if window.option and parse_options(nsys).keys() & {"delay", "duration", "capture-range"}:
-        raise UsageError(
-            f"{window.option} goes without --delay, --duration and --capture-range: it says when to capture"
-        )
-    added = {**window.environ, **environ}
+    if schedule is not None:
+        schedule = "".join(schedule.split())
+        environ = {SCHEDULE_VARIABLE: schedule, **environ}
+    window, tool = window_settings(step, schedule, nsys), nsys_tool()
+    settings = fit_settings(preset, nsys, tool, "profile", window=window)
     output = output.removesuffix(".nsys-rep")
+    command = [tool, "profile", *option_words(settings), f"--export={export}"]
     if dry_run:
-        need_name(output)
+        report.need_name(output)
         overwrite = ["--force-overwrite=true"] if force else []
-        command = [tool, "profile", *option_words(settings), f"--export={export}", *overwrite, f"--output={output}"]
-        print_command([*command, *program], environ=added, output=output)
+        report.print_command([*command, *overwrite, f"--output={output}", *program], environ=environ, output=output)
         return 0
-    output = expand_name(output)
-    need_name(output)
-    version = need_tool("nsys", tool, "Nsight Systems")
+    output = report.expand_name(output)
+    report.need_name(output)
+    version = report.need_tool("nsys", tool, "Nsight Systems")
     if export == "parquetdir" and re.search(r" 20(1\d|2[0-2])\.", version):
         raise UsageError("--export parquetdir needs nsys 2023 or newer; use --export sqlite")
     # nsys would not wait for the program that it ends
     ends_with_capture = "duration" in settings and "kill" not in settings
     if ends_with_capture:
-        settings["kill"] = "none"
+        command.append("--kill=none")
     if settings.keys() & {"capture-range", "delay"}:
         # what begins later misses the mark with which the program says at its begin which rank it is
-        added[RANK_MARK] = "step"
-    stage = open_stage(output, NSYS_SUFFIXES, program=program, force=force)
+        environ = {**environ, RANK_MARK: "step"}
+    stage = report.open_stage(output, report.NSYS_SUFFIXES, program=program, force=force)
     if (duration := settings.get("duration", "")).isdecimal() and int(duration) > 60:
         why = "beyond 60 s reports grow unwieldy and nsys may drop events; a few steps answer the question"
-        say(f"--duration {duration}: {why}")
+        report.say(f"--duration {duration}: {why}")
     state = stage / ".run"
     state.mkdir()
     # releases that end, with 0, before a program that handles the signal that nsys passes on
     stay = ends_with_capture or re.search(r" 20(1\d|2[0-3])\.", version) is not None
-    supervisor = NsysSupervisor(stage, state, added, stay=stay, ends_with_capture=ends_with_capture)
+    supervisor = NsysSupervisor(stage, state, environ, stay=stay, ends_with_capture=ends_with_capture)
     start = time.monotonic()
-    command = [tool, "profile", *option_words(settings), f"--export={export}", output_setting(stage, output)]
-    status = supervisor.run(command, program)
+    status = supervisor.run([*command, report.output_setting(stage, output)], program)
     has_begun, seconds = supervisor.began or supervisor.interrupted, int(time.monotonic() - start)
     shutil.rmtree(state, ignore_errors=True)
     if status > 128 or supervisor.left_early or not any(stage.iterdir()):
         supervisor.end_orphans()
     if seconds > 60 and not settings.keys() & {"capture-range", "duration"}:
-        say(f"all {seconds} s of the run were captured; a window of a few steps is smaller and as good: see --step")
-    say_what_nsys_lost("".join(supervisor.printed))
+        why = "a window of a few steps is smaller and as good: see --step"
+        report.say(f"all {seconds} s of the run were captured; {why}")
+    report.say_what_nsys_lost("".join(supervisor.printed))
     absent = what_never_began(settings) if has_begun else "nsys ended before it began the program"
-    return finish_report(tool, stage, status, force=force, is_empty=is_empty, absent=absent, export=export)
+    return report.finish_report(tool, stage, status, force=force, is_empty=is_empty, absent=absent, export=export)

@@ -11,23 +11,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nvprof_kit._capture import report
 from nvprof_kit._capture.machine import run_command
-from nvprof_kit._capture.nsys import fit_settings, nsys_tool, option_words, read_preset
-from nvprof_kit._capture.report import (
-    NSYS_SUFFIXES,
-    IsEmpty,
-    expand_name,
-    finish_report,
-    need_name,
-    need_program,
-    need_space,
-    need_tool,
-    open_stage,
-    output_setting,
-    print_command,
-    say,
-    say_what_nsys_lost,
-)
+from nvprof_kit._capture.nsys import fit_settings, nsys_tool, option_words
 from nvprof_kit._capture.supervisor import NsysSupervisor, relay
 from nvprof_kit.errors import ToolError, UsageError
 from nvprof_kit.names import RANK_MARK
@@ -59,19 +45,19 @@ def launch_session(
         raise UsageError("no program to run; needed: nvprof-kit session launch [OPTION]... -- python serve.py")
     _need_session(session)
     tool = nsys_tool()
-    settings = fit_settings(read_preset(preset), nsys, tool, "launch", "start")
+    settings = fit_settings(preset, nsys, tool, "launch", "start")
     command = [tool, "launch", f"--session-new={session}", *option_words(settings)]
     if dry_run:
-        print_command([*command, *program], environ=environ)
+        report.print_command([*command, *program], environ=environ)
         return 0
-    need_tool("nsys", tool, "Nsight Systems")
-    need_program(program)
+    report.need_tool("nsys", tool, "Nsight Systems")
+    report.need_program(program)
     if _state_line(tool, session):
         raise UsageError(
             f"a session {session} runs already; take another name with -s NAME, or end it: "
             f"nsys shutdown --session={session}"
         )
-    need_space(Path(os.environ.get("TMPDIR") or "/tmp"), 1)  # nsys spools there
+    report.need_space(Path(os.environ.get("TMPDIR") or "/tmp"), 1)  # nsys spools there
     with tempfile.TemporaryDirectory(prefix="nvprof_kit.", ignore_cleanup_errors=True) as folder:
         # a session misses the mark with which the program says at its begin which rank it is
         environ = {**environ, RANK_MARK: "step"}
@@ -80,7 +66,7 @@ def launch_session(
         status = supervisor.run(command, program)
         if status > 128 or supervisor.left_early:
             supervisor.end_orphans()
-        say_what_nsys_lost("".join(supervisor.printed))
+        report.say_what_nsys_lost("".join(supervisor.printed))
     return status
 
 
@@ -107,16 +93,16 @@ def start_session(
     while any(os.path.lexists(f"{session}.{number}.{suffix}") for suffix in ("nsys-rep", "sqlite")):
         number += 1
     output = (output or f"{session}.{number}").removesuffix(".nsys-rep")
-    need_name(output)
+    report.need_name(output)
     tool = nsys_tool()
-    settings = fit_settings(read_preset(preset), nsys, tool, "start", "launch")
+    settings = fit_settings(preset, nsys, tool, "start", "launch")
     command = [tool, "start", f"--session={session}", *option_words(settings), "--export=sqlite"]
     if dry_run:
-        print_command([*command, f"--output={output}"], output=output)
+        report.print_command([*command, f"--output={output}"], output=output)
         return 0
-    output = expand_name(output)
-    need_name(output)
-    need_tool("nsys", tool, "Nsight Systems")
+    output = report.expand_name(output)
+    report.need_name(output)
+    report.need_tool("nsys", tool, "Nsight Systems")
     state_line = _state_line(tool, session)
     if not state_line:
         raise UsageError(
@@ -124,20 +110,20 @@ def start_session(
         )
     if "Collection" in state_line:
         raise UsageError(f"session {session} captures already; end that with nvprof-kit session stop -s {session}")
-    need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there
+    report.need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there
     state = _state_file(session)
-    stage = open_stage(output, NSYS_SUFFIXES, force=None)
+    stage = report.open_stage(output, report.NSYS_SUFFIXES, force=None)
     state.write_text(f"{stage.resolve()}\n")
-    status = subprocess.run([*command, output_setting(stage, output)], check=False).returncode
+    status = subprocess.run([*command, report.output_setting(stage, output)], check=False).returncode
     if status:
         shutil.rmtree(stage, ignore_errors=True)
         state.unlink(missing_ok=True)
         raise ToolError("nsys did not start the capture", exit_code=status if status > 0 else 128 - status)
-    say(f"session {session} captures into {output}; end it with nvprof-kit session stop")
+    report.say(f"session {session} captures into {output}; end it with nvprof-kit session stop")
     return 0
 
 
-def stop_session(*, session: str = "nvprof_kit", is_empty: IsEmpty) -> int:
+def stop_session(*, session: str = "nvprof_kit", is_empty: report.IsEmpty) -> int:
     """End the capture of a session and write its report.
 
     Args:
@@ -146,7 +132,7 @@ def stop_session(*, session: str = "nvprof_kit", is_empty: IsEmpty) -> int:
     """
     _need_session(session)
     nsys = nsys_tool()
-    need_tool("nsys", nsys, "Nsight Systems")
+    report.need_tool("nsys", nsys, "Nsight Systems")
     state = _state_file(session)
     state_line = _state_line(nsys, session)
     if not state.is_file():
@@ -162,17 +148,17 @@ def stop_session(*, session: str = "nvprof_kit", is_empty: IsEmpty) -> int:
             for line in run.stdout or ():
                 relay(line, f"{stage}/")
                 printed += line
-        say_what_nsys_lost(printed)
+        report.say_what_nsys_lost(printed)
         status = run.returncode if run.returncode >= 0 else 128 - run.returncode
     else:  # nsys wrote the report then
-        say(f"session {session} captures no more: its program ended")
+        report.say(f"session {session} captures no more: its program ended")
     state.unlink(missing_ok=True)
-    return finish_report(nsys, stage, status, force=False, is_empty=is_empty)
+    return report.finish_report(nsys, stage, status, force=False, is_empty=is_empty)
 
 
 def print_status() -> None:
     """List the nsys sessions of this machine and their states."""
-    need_tool("nsys", nsys_tool(), "Nsight Systems")
+    report.need_tool("nsys", nsys_tool(), "Nsight Systems")
     subprocess.run([nsys_tool(), "sessions", "list"], check=False)
 
 
