@@ -144,20 +144,10 @@ def _prepare(dynamo: Any) -> None:
         for callbacks, callback in _callbacks(dynamo.callback_handler):
             if callback not in callbacks:
                 callbacks.append(callback)
-        if not _clear:
-            _clear.append(Patch(type(dynamo.callback_handler), "clear", _followed_again))
+        if not _clear:  # `torch._dynamo.reset` clears all callbacks
+            _clear.append(Patch(type(dynamo.callback_handler), "clear", around(nothing, follow_compiler)))
     if not hasattr(torch._C._dynamo.eval_frame, "set_code_exec_strategy"):
         _skip_package()
-
-
-def _followed_again(clear: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`torch._dynamo.reset` clears all callbacks."""
-
-    def cleared(handler: Any) -> None:
-        clear(handler)
-        follow_compiler()
-
-    return cleared
 
 
 @functools.cache
@@ -229,37 +219,42 @@ nothing = nullcontext().__exit__
 """Accepts any arguments, does nothing, and can be pickled without this package."""
 
 
-def around(before: Callable[[], object], after: Callable[[], object]) -> Callable[[Callable[..., Any]], Any]:
-    """Make a replacement for a `Patch` that calls functions before and after the original, also if it raises."""
+def instead(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a replacement for a `Patch` that calls a function with the original and the call's arguments."""
+    skip_compiling(function, callees=False)
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            before()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                after()
+            return function(original, *args, **kwargs)
 
         skip_compiling(replacement, callees=False)
         return replacement
 
     return make
+
+
+def around(before: Callable[[], object], after: Callable[[], object]) -> Callable[[Callable[..., Any]], Any]:
+    """Make a replacement for a `Patch` that calls functions before and after the original, also if it raises."""
+
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            after()
+
+    return instead(call)
 
 
 def before(first: Callable[..., object]) -> Callable[[Callable[..., Any]], Any]:
     """Make a replacement for a `Patch` that calls a function with the original's arguments, and then the original."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            first(*args, **kwargs)
-            return original(*args, **kwargs)
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        first(*args, **kwargs)
+        return original(*args, **kwargs)
 
-        skip_compiling(replacement, callees=False)
-        return replacement
-
-    return make
+    return instead(call)
 
 
 class Stack(threading.local):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.patches import Patch, around
+from nvprof_kit._instrument.patches import Patch, around, instead
 from nvprof_kit.integrations._host import Hosted, HostLoop
 
 
@@ -41,21 +41,17 @@ class annotate_engine(Hosted):
             self.loop.accumulation = engine.gradient_accumulation_steps()
             self.loop.begin(engine.module, first=engine.global_steps)
             self.patches.append(Patch(engine, "backward", around(self.loop.backward_begins, self.loop.backward_ends)))
-            self.patches.append(Patch(engine, "step", functools.partial(_around_step, self.loop, engine)))
+            self.patches.append(Patch(engine, "step", instead(functools.partial(_step, self.loop, engine))))
         except Exception as error:  # the engine must work without ranges
             self.give_up(error)
 
 
-def _around_step(loop: HostLoop, engine: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(step)
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        if not engine.is_gradient_accumulation_boundary():
-            return step(*args, **kwargs)
-        loop.optimizer_begins(engine.optimizer)
-        try:
-            return step(*args, **kwargs)
-        finally:
-            loop.optimizer_ends()
-            loop.step_end()
-
-    return ranged
+def _step(loop: HostLoop, engine: Any, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not engine.is_gradient_accumulation_boundary():
+        return step(*args, **kwargs)
+    loop.optimizer_begins(engine.optimizer)
+    try:
+        return step(*args, **kwargs)
+    finally:
+        loop.optimizer_ends()
+        loop.step_end()

@@ -18,7 +18,7 @@ from torch import nn
 from nvprof_kit._instrument.loop.inferred import LoopHooks
 from nvprof_kit._instrument.loop.schedule import Switch
 from nvprof_kit._instrument.modules.calls import watch_calls
-from nvprof_kit._instrument.patches import Patch, around
+from nvprof_kit._instrument.patches import Patch, around, instead
 from nvprof_kit.integrations._host import Hosted, HostLoop
 
 DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
@@ -113,16 +113,12 @@ def _hook(pipe: Any, models: dict[str, nn.Module], loop: _PipelineLoop) -> list[
         else:
             hooks += watch_calls(model, lambda *_call, name=name: loop.phase(name), lambda: loop.phase(None))
     if hasattr(pipe, "scheduler") and hasattr(pipe.scheduler, "step"):
-        hooks.append(Patch(pipe.scheduler, "step", functools.partial(_ending_step, loop, pipe)))
+        hooks.append(Patch(pipe.scheduler, "step", instead(functools.partial(_step, loop, pipe))))
     return hooks
 
 
-def _ending_step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(step)
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        result = step(*args, **kwargs)
-        steps = getattr(pipe, "_num_timesteps", 0)
-        loop.denoised(steps if isinstance(steps, int) else 0)
-        return result
-
-    return ranged
+def _step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = step(*args, **kwargs)
+    steps = getattr(pipe, "_num_timesteps", 0)
+    loop.denoised(steps if isinstance(steps, int) else 0)
+    return result

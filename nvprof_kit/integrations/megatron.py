@@ -11,14 +11,12 @@ annotate_training()                                                  # Megatron-
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nvprof_kit._instrument.loop.schedule import Switch
-from nvprof_kit._instrument.patches import Patch, after_import, around, never_fails
+from nvprof_kit._instrument.patches import Patch, after_import, around, instead, never_fails
 from nvprof_kit.integrations._host import Hosted
 
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
@@ -80,20 +78,18 @@ class annotate_training(_Training):
     def wrap(self, training: Any) -> None:
         """Wrap the functions of Megatron-LM's module of training."""
         self.patches += [
-            Patch(training, "train_step", self._around_train_step),
+            Patch(training, "train_step", instead(self._train_step)),
             Patch(training, "evaluate", around(self.loop.evaluation_begins, self.loop.evaluation_ends)),
         ]
 
-    def _around_train_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def train_step(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-            iteration = kwargs.get("iteration")
-            if not self.loop.runs:
-                self.begin(model, iteration or 0)
-            self.loop.step_begin(iteration)
-            try:
-                return method(forward_step_func, data_iterator, model, *args, **kwargs)
-            finally:
-                self.loop.step_end()
-
-        return train_step
+    def _train_step(
+        self, method: Any, forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        iteration = kwargs.get("iteration")
+        if not self.loop.runs:
+            self.begin(model, iteration or 0)
+        self.loop.step_begin(iteration)
+        try:
+            return method(forward_step_func, data_iterator, model, *args, **kwargs)
+        finally:
+            self.loop.step_end()

@@ -6,11 +6,10 @@ It does nothing unless a tool is attached or a schedule is set. Both model runne
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from nvprof_kit._instrument.patches import after_import, warn
+from nvprof_kit._instrument.patches import Patch, after_import, instead, warn
 from nvprof_kit.integrations._host import engine, listens, load_model, phase_of, sample
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -40,11 +39,8 @@ def register() -> None:
 
 
 def _put_around(cls: Any, **hooks: Callable[..., Any]) -> None:
-    def replacement(method: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.wraps(method)(lambda self, *args, **kwargs: hook(method, self, *args, **kwargs))
-
     for name in hooks.keys() & vars(cls).keys():
-        setattr(cls, name, replacement(vars(cls)[name], hooks[name]))
+        Patch(cls, name, instead(hooks[name]))
 
 
 def execute_model(method: Callable[..., Any], runner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from torch import nn
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import ModelAnnotation, annotate_model
 from nvprof_kit._instrument.modules.blocks import Submodule, class_name, find_blocks, unwrapped
-from nvprof_kit._instrument.patches import Guarded, Patch, Untraced, after_import, never_fails, skip_compiling
+from nvprof_kit._instrument.patches import Guarded, Patch, Untraced, after_import, instead, never_fails, skip_compiling
 from nvprof_kit.integrations._host import HostLoop, annotate_under, free_name, is_ranged
 from nvprof_kit.names import layer_index
 
@@ -63,7 +63,7 @@ class Watch(Guarded):
         self._patches = Untraced(
             lambda: [
                 Patch(nn.Module, "__call__", self._watching),
-                Patch(torch.optim.Optimizer, "__init__", self._noting_optimizer),
+                Patch(torch.optim.Optimizer, "__init__", instead(self._note_optimizer)),
             ]
         )
         atexit.register(self.report)
@@ -90,13 +90,10 @@ class Watch(Guarded):
         skip_compiling(watched, callees=False)
         return watched
 
-    def _noting_optimizer(self, init: Any) -> Any:
-        def noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            init(optimizer, *args, **kwargs)
-            self._loop.trains = self._loop.trains or None
-            self._loop.know_optimizer(optimizer)
-
-        return noted
+    def _note_optimizer(self, init: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        init(optimizer, *args, **kwargs)
+        self._loop.trains = self._loop.trains or None
+        self._loop.know_optimizer(optimizer)
 
     @never_fails
     def look_at(self, module: Any) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,7 +24,7 @@ from nvprof_kit._capture.recorder.record import of_rank, record
 from nvprof_kit._instrument.flops.count import awaits_second_step
 from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Window
-from nvprof_kit._instrument.patches import Patch, Untraced, before, skip_compiling
+from nvprof_kit._instrument.patches import Patch, Untraced, before, instead
 from nvprof_kit.errors import NvprofKitError
 
 NOTHING_COUNTED = (
@@ -137,7 +136,7 @@ class Recording:
         self._schedule = schedule
         self._memory_mb = memory_mb
         self._recorder: record | None = None
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self._counts: object = None
         self._steps = 0
         self._base = 0
@@ -148,8 +147,8 @@ class Recording:
     def begin(self) -> None:
         """Begin to record, or to wait for what the schedule says."""
         loop.on_step = lambda: self._count(loop.step, ends=False)
-        self._undo.append(lambda: setattr(loop, "on_step", None))
-        self._undo.append(after_optimizer_steps(lambda optimizer: self._count(id(optimizer), ends=True)))
+        self._undo.callback(setattr, loop, "on_step", None)
+        self._undo.callback(after_optimizer_steps(lambda optimizer: self._count(id(optimizer), ends=True)))
         if self._detail["stacks"] and not self._schedule:
             # every Python function call is an event: skip the imports and the model construction
             from torch import nn
@@ -165,9 +164,7 @@ class Recording:
 
     def end(self) -> None:
         """Write the trace, at the program's end or at a limit."""
-        for undo in self._undo:
-            undo()
-        self._undo.clear()
+        self._undo.close()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             if self._schedule and self._counts is loop.step:
@@ -261,36 +258,31 @@ def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
     """
     from torch.optim import Optimizer
 
-    original_patch: Any = Optimizer._patch_step_function
     thread_state = threading.local()
     callbacks = [then]
 
-    def wrap_step(step: Any) -> Any:
-        @functools.wraps(step)
-        def step_with_callbacks(optimizer: object, *args: Any, **kwargs: Any) -> Any:
-            is_outermost = not getattr(thread_state, "in_step", False)
-            thread_state.in_step = True
-            try:
-                return step(optimizer, *args, **kwargs)
-            finally:
-                if is_outermost:
-                    thread_state.in_step = False
-                    for call in list(callbacks):
-                        call(optimizer)
+    def step_and_call(step: Callable[..., Any], optimizer: object, *args: Any, **kwargs: Any) -> Any:
+        is_outermost = not getattr(thread_state, "in_step", False)
+        thread_state.in_step = True
+        try:
+            return step(optimizer, *args, **kwargs)
+        finally:
+            if is_outermost:
+                thread_state.in_step = False
+                for call in list(callbacks):
+                    call(optimizer)
 
-        skip_compiling(step_with_callbacks, callees=False)
-        step_with_callbacks.nvprof_kit = True  # type: ignore[attr-defined]
-        return step_with_callbacks
-
-    def patch_and_wrap(optimizer: Any) -> None:
-        original_patch(optimizer)
+    def patch_and_wrap(patch: Callable[..., Any], optimizer: Any) -> None:
+        patch(optimizer)
         kind = type(optimizer)
         if not hasattr(kind.step, "nvprof_kit"):
-            kind.step = wrap_step(kind.step)
+            Patch(kind, "step", instead(step_and_call))
+            kind.step.nvprof_kit = True
+
+    patch = Patch(Optimizer, "_patch_step_function", instead(patch_and_wrap))
 
     def end() -> None:
         callbacks.clear()
-        Optimizer._patch_step_function = original_patch
+        patch.remove()
 
-    Optimizer._patch_step_function = patch_and_wrap
     return end

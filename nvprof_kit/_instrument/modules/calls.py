@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import sys
@@ -15,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Handle, Patch, Patches, nothing, skip_compiling, uncompiled_itself
+from nvprof_kit._instrument.patches import Handle, Patch, Patches, instead, nothing, skip_compiling, uncompiled_itself
 from nvprof_kit._instrument.ranges.backward import Recomputes
 from nvprof_kit._instrument.ranges.layer_range import wrap
 from nvprof_kit._instrument.ranges.ranges import Block, Layer, ModuleCall, layer_of, put_around
@@ -87,27 +86,19 @@ class Compiled:
 
 
 def _follow_calls() -> list[Patch]:
-    def keep_compiling(compile_call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(compile_call)
-        def compile_inside(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            _, functions = ModuleCall.of(module)
-            compile_call(module, *args, **kwargs)
-            ModuleCall.set(module, ModuleCall.of(module)[0], functions)
+    def compile_inside(compile_call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        _, functions = ModuleCall.of(module)
+        compile_call(module, *args, **kwargs)
+        ModuleCall.set(module, ModuleCall.of(module)[0], functions)
 
-        return compile_inside
-
-    def keep_replicating(replicate: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(replicate)
-        def replicate_call(module: nn.Module) -> Any:
-            replica = replicate(module)  # has the module's attributes, and so its call
-            ModuleCall.set(replica, *ModuleCall.of(module))
-            return replica
-
-        return replicate_call
+    def replicate_call(replicate: Callable[..., Any], module: nn.Module) -> Any:
+        replica = replicate(module)  # has the module's attributes, and so its call
+        ModuleCall.set(replica, *ModuleCall.of(module))
+        return replica
 
     return [
-        Patch(nn.Module, "compile", keep_compiling),
-        Patch(nn.Module, "_replicate_for_data_parallel", keep_replicating),
+        Patch(nn.Module, "compile", instead(compile_inside)),
+        Patch(nn.Module, "_replicate_for_data_parallel", instead(replicate_call)),
     ]
 
 
