@@ -20,25 +20,7 @@ from nvprof_kit._analysis.layers.layers import Layers, layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
 from nvprof_kit._analysis.layers.sums import Cells
 from nvprof_kit._analysis.timeline import Timeline, timeline
-from nvprof_kit._report.page.figures import (
-    class_bars,
-    drawn_kernels,
-    drawn_memory,
-    drawn_roofline,
-    headlines,
-    kernel_table,
-    limit_bars,
-    phase_split,
-)
-from nvprof_kit._report.page.table import (
-    PageRows,
-    PageTable,
-    comparison,
-    layer_table,
-    page_table,
-    parents_of,
-    short_path,
-)
+from nvprof_kit._report.page import figures, table
 from nvprof_kit._report.page.template import render, short_text
 from nvprof_kit._report.page.timeline import MAX_BOXES, Drawing, ShownStep, drawn_timeline
 from nvprof_kit._report.text.layers import layers_by_step, left_out_lines, row_names, time_name
@@ -91,7 +73,9 @@ def report_page(sheets: Sequence[Sheet]) -> bytes:
     """The page as UTF-8, of one capture or of two, the second of which is compared with the first."""
     compared = [sheet.layers for sheet in sheets]
     noise = Noise.between(1, 0.0, compared[0].info.on_gpu, None).operations
-    changes, change_total, note = comparison(compared[0], compared[1], noise) if len(compared) > 1 else ([], [], "")
+    changes, change_total, note = (
+        table.comparison(compared[0], compared[1], noise) if len(compared) > 1 else ([], [], "")
+    )
     return render(
         "page.html",
         scripts=_SCRIPTS,
@@ -99,7 +83,7 @@ def report_page(sheets: Sequence[Sheet]) -> bytes:
         loading=True,
         title=f"{', '.join(capture.info.path for capture in compared)} · nvprof-kit",
         sheets=[sheet.variables for sheet in sheets],
-        compared=[(capture.info.path, short_path(capture.info.path)) for capture in compared],
+        compared=[(capture.info.path, table.short_path(capture.info.path)) for capture in compared],
         changes=changes,
         changes_note=note,
         noise=within(noise),
@@ -140,10 +124,10 @@ def sheet_of(
     drawn = timeline(trace, attribution, selected)
     selectable = times if selected is None else times[selected]
     shown_steps, idle = _steps_in_time(drawn, selectable, starts, times[result.steps.shown])
-    page_rows = PageRows.of(result.tree, MAX_ROWS // of)
-    columns, rows, total = layer_table(result, page_rows, memory, flops)
+    page_rows = table.PageRows.of(result.tree, MAX_ROWS // of)
+    columns, rows, total = table.layer_table(result, page_rows, memory, flops)
     is_counted = result.steps.of_ops(attribution)
-    kernels = kernel_table(operations, is_counted)
+    kernels = figures.kernel_table(operations, is_counted)
     measures = {"time": time_name(result)}
     for measure, name in (("kept", "memory kept by a forward"), ("cuda", "memory taken from CUDA")):
         if memory is not None and (memory[f"{measure}_bytes"].fillna(0) > 0).any():
@@ -157,8 +141,8 @@ def sheet_of(
     variables = {
         "path": path,
         "facts": capture_facts(result.info, summary.steps, summary.all_steps),
-        "headlines": headlines(result, times, shown_steps[0], idle, flops),
-        "split": phase_split(result),
+        "headlines": figures.headlines(result, times, shown_steps[0], idle, flops),
+        "split": figures.phase_split(result),
         "warnings": (*left_out_lines(result), *printed(result.warnings)),
         "findings": [] if advice is None else _linked(advice, result, shown_steps),
         "unit": "Milliseconds per step" if summary.steps > 1 else "Milliseconds",
@@ -176,12 +160,12 @@ def sheet_of(
         "tables": tables,
         "left_out": left_out,
         "has_steps": summary.steps > 0,
-        "limits": limit_bars(flops),
-        "classes": class_bars(kernels, summary.steps) if on_gpu else [],
+        "limits": figures.limit_bars(flops),
+        "classes": figures.class_bars(kernels, summary.steps) if on_gpu else [],
         "unmatched": operations.classes.warnings() if on_gpu else (),
     }
     drawing, tree = Drawing(), result.tree.iloc[page_rows.rows]
-    parents = parents_of(tree)
+    parents = table.parents_of(tree)
     data = {
         "steps": max(summary.steps, 1),
         "timeName": time_name(result),
@@ -193,11 +177,11 @@ def sheet_of(
             **{phase: tree[f"{phase}_ns"].tolist() for phase in (*LAYER_PHASES, "other", "total")},
         },
         "folds": [{"name": short_text(group.label), "rows": group.rows} for group in page_rows.folds.values()],
-        "memory": None if memory is None else drawn_memory(memory.iloc[page_rows.rows], parents),
+        "memory": None if memory is None else figures.drawn_memory(memory.iloc[page_rows.rows], parents),
         "bySteps": _drawn_steps(result, selectable, page_rows.rows, drawing, MAX_CELLS // of) if len(times) else None,
         "timeline": drawn_timeline(drawn, shown_steps, drawing, MAX_BOXES // of),
-        "roofline": drawn_roofline(flops),
-        "kernels": drawn_kernels(kernels, drawing, MAX_KERNELS // of) if len(trace.ops) else None,
+        "roofline": figures.drawn_roofline(flops),
+        "kernels": figures.drawn_kernels(kernels, drawing, MAX_KERNELS // of) if len(trace.ops) else None,
     }
     return Sheet(result, variables, {**data, "texts": list(map(short_text, drawing.texts)), "block": drawing.packed()})
 
@@ -216,7 +200,7 @@ _TITLES = {
 
 def _findings(
     operations: Operations, options: StepOptions, flops: Flops | None
-) -> tuple[Advice | None, list[PageTable]]:
+) -> tuple[Advice | None, list[table.PageTable]]:
     """The findings, None without a GPU, and the tables of the breakdown that are not empty."""
     result, path, on_gpu = breakdown(operations, options), operations.trace.info.path, operations.trace.info.on_gpu
     steps, columns, command = result.steps, result.columns, f"nvprof-kit breakdown {path}"
@@ -228,7 +212,7 @@ def _findings(
     title = "Breakdown: where each step's time goes"
     rows, csv = steps[["step", *several, *times]].rename(columns=names), f"{command} --format csv"
     rows = rows.assign(step=rows["step"].astype(object).where(rows["step"].notna(), OUTSIDE))
-    tables = [page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
+    tables = [table.page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
     step = steps["step"].iloc[result.critical_window] if len(steps) else None
     for view, (title, about) in _TITLES.items():
         rows = result.table(view).rename(columns=names)
@@ -236,7 +220,7 @@ def _findings(
             of_step = f" of step {step}" if view == "critical-path" and not is_missing(step) else ""
             over = about if of_step else f"{about}; milliseconds over all steps that are shown"
             csv, columns_of_view = f"{command} --view {view} --format csv", columns[f"breakdown-{view}"]
-            tables.append(page_table(rows, columns_of_view, view, title + of_step, over, command=csv))
+            tables.append(table.page_table(rows, columns_of_view, view, title + of_step, over, command=csv))
     if not on_gpu:
         return None, tables
     return advise(operations, options, times=result, limits=flops), tables
