@@ -70,16 +70,12 @@ def phase_split(result: Layers) -> list[dict[str, Any]]:
     by_phase = by_phase[by_phase > 0]
     total_ns = max(result.summary.total_ns, 1)
     ms = Milliseconds.for_total(total_ns, max(result.summary.steps, 1))
-    return [
-        {
-            "phase": phase,
-            "colour": phase if phase in LAYER_PHASES else "other",
-            "ns": int(by_phase[phase]),
-            "time": ms.with_unit(int(by_phase[phase])),
-            "percent": percent(by_phase[phase] / total_ns),
-        }
-        for phase in dict.fromkeys((*(phase for phase in LAYER_PHASES if phase in by_phase), *by_phase.index))
-    ]
+    parts = []
+    for phase in dict.fromkeys((*(phase for phase in LAYER_PHASES if phase in by_phase), *by_phase.index)):
+        ns, colour = int(by_phase[phase]), phase if phase in LAYER_PHASES else "other"
+        texts = {"time": ms.with_unit(ns), "percent": percent(ns / total_ns)}
+        parts.append({"phase": phase, "colour": colour, "ns": ns, **texts})
+    return parts
 
 
 def class_bars(kernels: pd.DataFrame, steps: int) -> list[dict[str, Any]]:
@@ -98,21 +94,18 @@ def limit_bars(flops: Flops | None) -> list[dict[str, Any]]:
     """A row for each kind of layer and phase: its time, the least time of its work, and the bar's widths in percent."""
     if flops is None or (kinds := flops.kinds().head(MAX_LIMIT_BARS)).empty:
         return []
-    rows: Any = kinds.to_dict("records")
-    longest = kinds["gpu_busy_ns"].max()
-    ms = Milliseconds.for_total(int(longest), max(flops.totals.steps, 1))
-    return [
-        {
-            **row,
-            "time": ms(row["gpu_busy_ns"]),
-            "limit": ms(round(row["limit_ns"])),
-            "fused": ms(round(row["fused_limit_ns"])),
-            "of_limit": percent(row["limit_ns"] / row["gpu_busy_ns"]),
-            "limit_width": 100 * min(row["limit_ns"], row["gpu_busy_ns"]) / longest,
-            "excess_width": 100 * max(row["excess_ns"], 0) / longest,
-        }
-        for row in rows
-    ]
+    ms = Milliseconds.for_total(int(kinds["gpu_busy_ns"].max()), max(flops.totals.steps, 1))
+    width = 100 / kinds["gpu_busy_ns"].max()
+    bars = kinds.assign(
+        time=kinds["gpu_busy_ns"].map(ms),
+        limit=kinds["limit_ns"].map(round).map(ms),
+        fused=kinds["fused_limit_ns"].map(round).map(ms),
+        of_limit=(kinds["limit_ns"] / kinds["gpu_busy_ns"]).map(percent),
+        limit_width=width * kinds[["limit_ns", "gpu_busy_ns"]].min(axis=1),
+        excess_width=width * kinds["excess_ns"].clip(lower=0),
+    )
+    rows: list[dict[Any, Any]] = bars.to_dict("records")
+    return rows
 
 
 def drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
@@ -126,25 +119,17 @@ def drawn_roofline(flops: Flops | None) -> dict[str, Any] | None:
     kinds = kinds[is_drawn & (kinds["gpu_busy_ns"] > LEAST_DOT * kinds["gpu_busy_ns"].sum())]
     if kinds.empty:
         return None
-    return {
-        "gpu": flops.peaks.name,
-        "measured": bool(flops.peaks.measured),
-        "bandwidth": flops.peaks.bandwidth,
-        "peaks": {dtype: flops.peaks.flops[dtype] for dtype in kinds["dtype"].unique()},
-        "steps": max(flops.totals.steps, 1),
-        "points": [
-            {
-                "name": f"{row['kind']} {row['phase']}",
-                "phase": row["phase"] if row["phase"] in LAYER_PHASES else "other",
-                "layer": row["layer"],
-                "time": row["gpu_busy_ns"],
-                "limit": row["limit_ns"],
-                "intensity": row["flops"] / row["dram_bytes"],
-                "rate": 1e9 * row["flops"] / row["gpu_busy_ns"],
-            }
-            for row in kinds.to_dict("records")
-        ],
-    }
+    points = kinds.assign(
+        name=kinds["kind"] + " " + kinds["phase"],
+        phase=kinds["phase"].where(kinds["phase"].isin(LAYER_PHASES), "other"),
+        intensity=kinds["flops"] / kinds["dram_bytes"],
+        rate=1e9 * kinds["flops"] / kinds["gpu_busy_ns"],
+    ).rename(columns={"gpu_busy_ns": "time", "limit_ns": "limit"})
+    names = ["name", "phase", "layer", "time", "limit", "intensity", "rate"]
+    gpu = {"gpu": flops.peaks.name, "measured": bool(flops.peaks.measured), "bandwidth": flops.peaks.bandwidth}
+    peaks = {dtype: flops.peaks.flops[dtype] for dtype in kinds["dtype"].unique()}
+    steps = max(flops.totals.steps, 1)
+    return {**gpu, "peaks": peaks, "steps": steps, "points": points[names].to_dict("records")}
 
 
 def drawn_memory(memory: pd.DataFrame, parents: list[int]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from nvprof_kit._analysis.layers.tree import ModelTree, parents_of
 from nvprof_kit._ranks.answer import Ranks, job_size
 from nvprof_kit._report.page.table import PageTable, page_table
 from nvprof_kit._report.page.template import render, short_text
-from nvprof_kit._report.page.timeline import Drawing, ShownStep, drawn_steps
+from nvprof_kit._report.page.timeline import Drawing, ShownStep
 from nvprof_kit._report.text.ranks import CHARGED_TO, ON_THE_PATH, summed
 from nvprof_kit.names import NO_LAYER
 
@@ -136,7 +136,6 @@ def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timelin
     ranks = sorted({int(rank) for rank in answer.clocks["rank"]})
     heat = _Heat(ranks, drawing, MAX_COLUMNS)
     timeline_ranks = sorted(set(timeline_ranks) & set(ranks)) or chosen_ranks(answer, ranks)
-    timeline = _timeline(tables, timeline_ranks, drawing)
     names = dict.fromkeys(map(_place, *(answer.layers[name].astype(str) for name in ("layer", "phase"))))
     layers = sorted(names, key=_natural)
     tree = ModelTree(tuple(layers), tuple(parents_of(layers, ()).values()))
@@ -148,32 +147,15 @@ def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timelin
         "bySteps": heat.map(by_step.assign(row="step " + by_step["step"].astype(str)), _OF_STEPS),
         "matrix": _matrix(answer, tables, ranks, drawing),
         "ranks": timeline_ranks,
-        "timeline": timeline,
+        "timeline": _timeline(tables, timeline_ranks, drawing),
         "texts": list(map(short_text, drawing.texts)),
     }
     data["block"] = drawing.packed()
+    variables = {"title": f"{title} · nvprof-kit ranks", "name": title, "command": command, "answer": answer}
+    variables |= {"facts": job_size(len(ranks), answer.steps, answer.collectives), "tables": _tables(answer, command)}
     lacks_replay = answer.replay_error is None and answer.collectives
-    return render(
-        "job.html",
-        _SCRIPTS,
-        ("page.css",),
-        loading=True,
-        title=f"{title} · nvprof-kit ranks",
-        name=title,
-        command=command,
-        facts=job_size(len(ranks), answer.steps, answer.collectives),
-        verdict=answer.verdict,
-        warnings=answer.warnings,
-        tables=_tables(answer, command),
-        timeline_note="" if timeline is None else timeline["note"],
-        left_out=[_NO_REPLAY.format(answer.collectives)] if lacks_replay else [],
-        held=timeline_ranks,
-        has_steps=data["bySteps"] is not None,
-        has_waits=data["matrix"] is not None,
-        has_timeline=timeline is not None,
-        replay_error=answer.replay_error,
-        data=[data],
-    )
+    variables["left_out"] = [_NO_REPLAY.format(answer.collectives)] if lacks_replay else []
+    return render("job.html", _SCRIPTS, ("page.css",), loading=True, data=[data], **variables)
 
 
 def chosen_ranks(answer: Ranks, ranks: Sequence[int]) -> list[int]:
@@ -310,10 +292,9 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
         "micro-batches": (answer.micro_batches, "Micro-batches", "milliseconds that a stage waits"),
         "groups": (answer.groups, "Parallel groups", "which ranks share a communicator, and what it is for"),
     }
+    csv = "{} --view {} --format csv".format
     return [
-        page_table(
-            rows, answer.columns[f"ranks-{name}"], name, title, about, command=f"{command} --view {name} --format csv"
-        )
+        page_table(rows, answer.columns[f"ranks-{name}"], name, title, about, command=csv(command, name))
         for name, (rows, title, about) in tables.items()
         if len(rows)
     ]
@@ -362,7 +343,7 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
         groups.append({"label": f"rank {number}", "rank": number, "rows": rows})
     return {
         "start": origin,
-        "steps": drawn_steps(windows, origin),
+        "steps": [window.drawn(origin) for window in windows],
         "groups": groups,
         "note": f"{left_out} more steps are not on the page" if left_out else "",
     }

@@ -242,18 +242,11 @@ def page_table(frame: pd.DataFrame, columns: Columns, name: str, title: str, abo
     zeros = [name for name in printed if str(name).endswith("_ns") and not printed[name].fillna(0).any()]
     printed = printed.drop(columns=zeros)
     more = len(frame) - len(printed)
-    return {
-        "name": name,
-        "title": title,
-        "about": about,
-        "heads": [(heading(str(name), columns), printed[name].dtype.kind in "iufb") for name in printed],
-        "rows": [
-            [
-                (cell(str(name), value), "" if isinstance(value, str) or is_missing(value) else value)
-                for name, value in row.items()
-            ]
-            for row in printed.to_dict("records")
-        ],
-        "note": f"{more:,} more rows are not on the page" if more else "",
-        "command": command,
-    }
+    heads = [(heading(str(name), columns), printed[name].dtype.kind in "iufb") for name in printed]
+    rows = []
+    for row in printed.to_dict("records"):
+        sort_values = ("" if isinstance(value, str) or is_missing(value) else value for value in row.values())
+        rows.append(list(zip((cell(str(name), value) for name, value in row.items()), sort_values, strict=True)))
+    note = f"{more:,} more rows are not on the page" if more else ""
+    texts = {"name": name, "title": title, "about": about, "note": note, "command": command}
+    return {**texts, "heads": heads, "rows": rows}

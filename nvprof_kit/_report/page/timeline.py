@@ -106,6 +106,11 @@ class ShownStep(NamedTuple):
     idle: dict[int, str]
     is_titled: bool = True
 
+    def drawn(self, origin: int) -> dict[str, Any]:
+        """The step as the page's script reads it, its start since `origin`."""
+        times = {"start": self.start_ns - origin, "length": self.end_ns - self.start_ns}
+        return {"step": self.number, "instance": self.instance, "title": self.title, **times, "idle": self.idle}
+
 
 def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Drawing, limit: int) -> dict[str, Any]:
     """The timeline as columns of a drawing; times are ns since ``start``.
@@ -153,7 +158,7 @@ def drawn_timeline(timeline: Timeline, steps: Sequence[ShownStep], drawing: Draw
         rows = [drawing.row("range", level, origin, {"text": "text", "phase": "category"}) for level in levels]
         groups.append({"label": f"CPU thread {number}: when its ranges were open", "rows": rows})
     note = f"{'; '.join(left_out)}. All numbers and tables include them." if left_out else ""
-    return {"start": origin, "steps": drawn_steps(steps, origin), "groups": groups, "note": note}
+    return {"start": origin, "steps": [step.drawn(origin) for step in steps], "groups": groups, "note": note}
 
 
 def begins_run(rows: pd.DataFrame, names: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -162,21 +167,6 @@ def begins_run(rows: pd.DataFrame, names: Sequence[str]) -> npt.NDArray[np.bool_
     is_first = np.ones(len(rows), dtype=bool)
     is_first[1:] = np.any([np.diff(column) != 0 for column in columns], axis=0)
     return is_first
-
-
-def drawn_steps(steps: Sequence[ShownStep], origin: int) -> list[dict[str, Any]]:
-    """Number, title, start since `origin`, duration and idle time of each step."""
-    return [
-        {
-            "step": step.number,
-            "instance": step.instance,
-            "title": step.title,
-            "start": step.start_ns - origin,
-            "length": step.end_ns - step.start_ns,
-            "idle": step.idle,
-        }
-        for step in steps
-    ]
 
 
 def _merged(timeline: Timeline, separate: Sequence[Any], limit: int, left_out: list[str]) -> pd.DataFrame:
