@@ -140,7 +140,8 @@ class Recording:
         self._counts: object = None
         self._steps = 0
         self._base = 0
-        self._began = self._wrote = self._empty = self._awaits_start = False
+        self._first_call: Untraced | None = None
+        self._began = self._wrote = self._empty = False
         self._thread = threading.get_ident()
         self._pid = os.getpid()
 
@@ -153,12 +154,8 @@ class Recording:
             # every Python function call is an event: skip the imports and the model construction
             from torch import nn
 
-            def called(*_call: object, **_options: object) -> None:
-                first_call.remove()
-                self._start()
-
-            self._awaits_start = True
-            first_call = Untraced(lambda: [Patch(nn.Module, "__call__", before(called))])  # hooks are too late
+            start = before(lambda *_call, **_options: self._start())
+            self._first_call = Untraced(lambda: [Patch(nn.Module, "__call__", start)])  # hooks are too late
         else:
             self._record()
 
@@ -206,8 +203,11 @@ class Recording:
         """Begin a recording with stacks, at the first call of a module, or after a step in which only compiled code
         called any.
         """
-        awaits_start, self._awaits_start = self._awaits_start, False
-        if awaits_start and os.getpid() == self._pid:
+        first_call, self._first_call = self._first_call, None
+        if first_call is None:
+            return
+        first_call.remove()  # PyTorch takes each frame with the code of nn.Module.__call__ for a module's call
+        if os.getpid() == self._pid:
             try:
                 self._record()
             except NvprofKitError as error:  # it must not end the program's forward
