@@ -112,14 +112,8 @@ def flops_report(result: Flops) -> list[RenderableType]:
     limits = [_LIMITS] if result.rows["limit_ns"].notna().any() else []
     footnotes = [f"{mark} {note}" for note, mark in notes.items()]
     folded = fold_notes(grid, "their sums and rates", "busy ms of one of them")
-    return [
-        capture_line(result.info, totals.steps, result.all_steps),
-        *_header(result, recomputes),
-        "",
-        grid,
-        "",
-        *below((*footnotes, about, *limits, *folded), result.warnings),
-    ]
+    header = [capture_line(result.info, totals.steps, result.all_steps), *_header(result, recomputes)]
+    return [*header, "", grid, "", *below((*footnotes, about, *limits, *folded), result.warnings)]
 
 
 def _header(result: Flops, recomputes: bool) -> list[RenderableType]:
@@ -135,9 +129,9 @@ def _header(result: Flops, recomputes: bool) -> list[RenderableType]:
         in_step, in_busy = (
             ", ".join(
                 f"{name} {bound}{percent(share) if share and not math.isnan(share) else '?'}"
-                for name, share in (("MFU", mfu), *([("HFU", hfu)] if recomputes else []))
+                for name, share in zip(("MFU", "HFU")[: 1 + recomputes], shares, strict=False)
             )
-            for mfu, hfu in ((totals.mfu, totals.hfu), (totals.busy_mfu, totals.busy_hfu))
+            for shares in ((totals.mfu, totals.hfu), (totals.busy_mfu, totals.busy_hfu))
         )
         of_types = ", ".join(f"{dtype} {flops / 1e12:,.4g}" for dtype, flops in peaks.flops.items())
         lines.append(Text(f"{in_step}; of the {busy} in which the GPU works: {in_busy}", "bold"))
@@ -166,18 +160,12 @@ def metrics_report(result: Metrics) -> list[RenderableType]:
     grid = layer_table(result, names, ms, writers, lambda row: {} if row["enough"] else {first: TOO_FEW})
     overall = ", ".join(f"{heading} {result.overall[name]:.0f} %" for name, heading in figures.items())
     interval = f"{result.interval_ns / 1000:g} µs"
-    note = (
-        f"Means over the time in which the layer's operations ran, in percent of the peak. {TOO_FEW}: fewer than "
-        f"{MIN_SAMPLES} samples."
-    )
-    return [
-        capture_line(result.info, result.steps, result.all_steps),
-        Text(f"{result.samples:,} samples, one every {interval}; mean over all busy time: {overall}"),
-        "",
-        grid,
-        "",
-        *below((note, *fold_notes(grid, "those of all of them", "busy ms of one of them")), result.warnings),
-    ]
+    sampled = Text(f"{result.samples:,} samples, one every {interval}; mean over all busy time: {overall}")
+    note = "Means over the time in which the layer's operations ran, in percent of the peak."
+    notes = [f"{note} {TOO_FEW}: fewer than {MIN_SAMPLES} samples."]
+    notes += fold_notes(grid, "those of all of them", "busy ms of one of them")
+    header = capture_line(result.info, result.steps, result.all_steps)
+    return [header, sampled, "", grid, "", *below(notes, result.warnings)]
 
 
 def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
@@ -189,10 +177,9 @@ def ncu_layers_report(result: NcuLayers) -> list[RenderableType]:
     grid = layer_table(result, names, Milliseconds.for_total(gpu_ns), writers)
     lines = [f"{title(result.path)}: {result.measured:,} measured kernels"]
     if result.capture:
-        lines.append(
-            f"spread over {result.capture}: they stand for {percent(result.covered)} of its "
-            f"{Milliseconds.for_total(gpu_ns).with_unit(result.gpu_ns)} of GPU time"
-        )
+        gpu_time = Milliseconds.for_total(gpu_ns).with_unit(result.gpu_ns)
+        share = f"they stand for {percent(result.covered)} of its {gpu_time} of GPU time"
+        lines.append(f"spread over {result.capture}: {share}")
         if result.unused:
             lines.append(f"{result.unused:,} of them are like no launch of the capture")
     note = "Percentages are of the GPU's peak, means over GPU time, including nested layers."

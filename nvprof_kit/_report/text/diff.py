@@ -92,15 +92,9 @@ def diff_report(result: Diff) -> list[RenderableType]:
     grid = Grid(_COLUMNS)
     for row in rows:
         grid.add(dict(zip(_COLUMNS, _cells(row, unit), strict=True)))
-    parts: list[RenderableType] = [
-        *_captures("base", result.base, result.base_steps, unit),
-        *_captures("new ", result.new, result.new_steps, unit),
-        "",
-        Text(_headline(result), "bold"),
-        "",
-        grid,
-        *([Text(omitted, "dim")] if omitted else []),
-    ]
+    parts: list[RenderableType] = [*_captures("base", result.base, result.base_steps, unit)]
+    parts += [*_captures("new ", result.new, result.new_steps, unit), "", Text(_headline(result), "bold"), "", grid]
+    parts += [Text(omitted, "dim")] if omitted else []
     if kernels := _kernels(result):
         parts += ["", Text(kernels[0], "bold"), *map(Text, kernels[1:])]
     if gates := _gates(result):

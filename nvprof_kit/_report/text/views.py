@@ -136,19 +136,15 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
 def _queue(rows: pd.DataFrame) -> pd.DataFrame:
     """A row for each stream: its queue, and the queue depth over the step."""
     deepest, top = max(float(rows["queue_mean"].max()), 1e-9), len(_HEIGHTS) - 1
-    lines = [
-        {
-            "stream": str(stream),
-            "queue_mean": stream_rows["queue_mean"].mean(),
-            "queue_max": int(stream_rows["queue_max"].max()),
-            "during the step": "".join(
-                _HEIGHTS[min(math.ceil(depth * top), top)]  # only zero is blank
-                for depth in stream_rows["queue_mean"].groupby(np.arange(len(stream_rows)) // 2).mean() / deepest
-            ),
-        }
-        for stream, stream_rows in rows.groupby("stream")
-    ]
-    return pd.DataFrame(lines).sort_values("queue_mean", ascending=False, kind="stable")
+
+    def curve(depths: pd.Series[float]) -> str:
+        heights = depths.groupby(np.arange(len(depths)) // 2).mean() / deepest * top
+        return "".join(_HEIGHTS[min(math.ceil(height), top)] for height in heights)  # only zero is blank
+
+    streams = rows.groupby(rows["stream"].astype(str).rename("stream"), sort=False)
+    lines = streams.agg(queue_mean=("queue_mean", "mean"), queue_max=("queue_max", "max"))
+    lines["during the step"] = streams["queue_mean"].agg(curve)
+    return lines.reset_index().sort_values("queue_mean", ascending=False, kind="stable")
 
 
 _DETAILS = ("cpu_p50_ns", "cpu_p95_ns")
