@@ -202,34 +202,18 @@ def document(counter: FlopCounter) -> dict[str, Any]:
 
     regions = counter.regions()
     number = {region: index for index, region in enumerate(regions)}
+    ranges: list[dict[str, Any]] = []
+    operators: list[dict[str, Any]] = []
+    unknown: list[dict[str, Any]] = []
+    for region, index in number.items():
+        inside = None if region.outer is None else number[region.outer]
+        called = {"layer": region.layer, "phase": region.phase, "inside": inside, "calls": region.calls}
+        ranges.append({**called, "fused_bytes": region.fused_bytes})
+        for (name, dtype, *amounts), runs in Counter(map(astuple, region.work)).items():  # of the same work and traffic
+            sums = {amount: runs * each for amount, each in zip(AMOUNTS, amounts, strict=True)}
+            operators.append({"range": index, "name": name, "dtype": dtype, "runs": runs, **sums})
+        unknown += [{"range": index, "name": name, "runs": runs} for name, runs in region.unknown.items()]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else ""
-    return {
-        "format": FLOPS_FORMAT,
-        "version": FLOPS_VERSION,
-        "torch": torch.__version__,
-        "gpu": gpu,
-        "rank": rank(),
-        "steps": counter.steps,
-        "l2_bytes": counter.l2_bytes,
-        "ranges": [
-            {
-                "layer": region.layer,
-                "phase": region.phase,
-                "inside": None if region.outer is None else number[region.outer],
-                "calls": region.calls,
-                "fused_bytes": region.fused_bytes,
-            }
-            for region in regions
-        ],
-        "operators": [  # runs of the same work and traffic together; the amounts are those of all of them
-            {"range": index, "name": name, "dtype": dtype, "runs": runs}
-            | {amount: runs * each for amount, each in zip(AMOUNTS, amounts, strict=True)}
-            for region, index in number.items()
-            for (name, dtype, *amounts), runs in Counter(map(astuple, region.work)).items()
-        ],
-        "unknown": [
-            {"range": index, "name": name, "runs": runs}
-            for region, index in number.items()
-            for name, runs in region.unknown.items()
-        ],
-    }
+    about = {"format": FLOPS_FORMAT, "version": FLOPS_VERSION, "torch": torch.__version__, "gpu": gpu, "rank": rank()}
+    about |= {"steps": counter.steps, "l2_bytes": counter.l2_bytes}
+    return {**about, "ranges": ranges, "operators": operators, "unknown": unknown}
