@@ -135,14 +135,9 @@ class Section:
                         declared.setdefault(str(parameter.name), parameter)
             if any(parameter.type is click.UNPROCESSED for parameter in declared.values()):
                 settings.setdefault("allow_interspersed_args", False)
-            command = cls(
-                name or function.__name__,
-                callback=function,
-                params=list(declared.values()),
-                help=help or _description(function),
-                epilog=f"\b\nExample:\n  {example}",
-                context_settings=settings,
-            )
+            text, epilog = help or _description(function), f"\b\nExample:\n  {example}"
+            params = list(declared.values())
+            command = cls(name or function.__name__, settings, function, params, help=text, epilog=epilog)
             self.add(command, under)
             return function
 
@@ -186,18 +181,11 @@ class Section:
 
                 output.write_results(each(captures, read))
 
-            kinds = "an nsys .sqlite, .nsys-rep or parquetdir" + (
-                "" if nsys else ", or a PyTorch trace (.json, .json.gz)"
-            )
-            self.verb(
-                example,
-                also=(method, open_capture),
-                without=("path", *without),
-                writes=TABLES,
-                name=name or method.__name__,
-                under=under,
-                help=f"{_description(method)}\n\nA CAPTURE is {kinds}, also packed as .xz.",
-            )(answer)
+            kineto = "" if nsys else ", or a PyTorch trace (.json, .json.gz)"
+            kinds = f"A CAPTURE is an nsys .sqlite, .nsys-rep or parquetdir{kineto}, also packed as .xz."
+            text = f"{_description(method)}\n\n{kinds}"
+            verb = functools.partial(self.verb, example, name=name or method.__name__, under=under, help=text)
+            verb(also=(method, open_capture), without=("path", *without), writes=TABLES)(answer)
             return ask
 
         return decorate

@@ -232,13 +232,9 @@ def annotate_model(
     top = components or cast(nn.Module, model)
     submodules = select_modules(top, select, depth)
     replace_in_notebook(model)
+    root = root or (type(model).__name__ if components else class_name(unwrapped(top)))
     handle = ModelAnnotation(
-        model,
-        submodules,
-        root=root or (type(model).__name__ if components else class_name(unwrapped(top))),
-        backward=backward,
-        compiled_parts=compiled_parts,
-        components=components,
+        model, submodules, root=root, backward=backward, compiled_parts=compiled_parts, components=components
     )
     try:
         for method in [methods] if isinstance(methods, str) else methods:
