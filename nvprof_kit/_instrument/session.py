@@ -22,19 +22,11 @@ from functools import lru_cache, partial
 from sys import is_finalizing
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from nvprof_kit._instrument.patches import Removable, Stack, skip_compiling, uncompiled
+from nvprof_kit import names
+from nvprof_kit._instrument.patches import Removable, Stack, nothing, skip_compiling, uncompiled
 from nvprof_kit._instrument.ranges.ranges import Position, Range, now
 from nvprof_kit.errors import UsageError
-from nvprof_kit.names import (
-    DOMAIN,
-    GARBAGE,
-    LAYER_CATEGORIES,
-    MEMORY_BEGIN,
-    MEMORY_END,
-    MEMORY_PEAK,
-    Category,
-    kineto_name,
-)
+from nvprof_kit.names import DOMAIN, GARBAGE, LAYER_CATEGORIES, Category, kineto_name
 
 
 class _Thread(threading.local):
@@ -42,8 +34,8 @@ class _Thread(threading.local):
         self.position = Position()
 
 
-class Backend(ABC):
-    """Base of the backends; balances push and pop per thread, also after exceptions.
+class Backend:
+    """Base of the backends, which emits nothing itself; balances push and pop per thread, also after exceptions.
 
     Attributes:
         thread: Thread-local; its ``position`` is the state of the calling thread.
@@ -51,7 +43,7 @@ class Backend(ABC):
         before_first: Called once, before the first range is opened.
     """
 
-    pop: Callable[[], None]
+    pop: Callable[[], None] = staticmethod(nothing)
     before_first: Callable[[], None] | None = None
 
     def __init__(self) -> None:
@@ -80,19 +72,16 @@ class Backend(ABC):
         range_.backend = self
         skip_compiling(range_.push)
 
-    @abstractmethod
     def pusher(self, range_: Range) -> Callable[[], None]:
         """A function that opens the range in the tool on the calling thread."""
+        return nothing
 
-    @abstractmethod
     def start(self, range_: Range) -> object:
         """Start a range in the tool that any thread may end; returns the argument of `end`."""
 
-    @abstractmethod
     def end(self, started: Any) -> None:
         """End a started range in the tool."""
 
-    @abstractmethod
     def mark(self, range_: Range) -> None:
         """Emit a mark in the tool."""
 
@@ -238,9 +227,9 @@ class Watch(Backend):
         super().__init__()
         self._listener = listener
         self.attached = False
-        self._before = backend if before is None else before
-        if self._before is not None:
-            self.thread = self._before.thread
+        self._previous = backend if before is None else before
+        self._before = self._previous or Backend()
+        self.thread = self._before.thread
         self._ranges = Stack()
         self.pop = self._pop
 
@@ -253,37 +242,33 @@ class Watch(Backend):
         """Stop notifying, and restore the previous backend if this one is still in use; open ranges stay open."""
         self.attached = False
         if backend is self:
-            _switch(self._before)
+            _switch(self._previous)
 
     def pusher(self, range_: Range) -> Callable[[], None]:
         """A push that also pushes in the previous backend."""
-        return partial(self._push, range_, None if self._before is None else self._before.pusher(range_))
+        return partial(self._push, range_, self._before.pusher(range_))
 
-    def _push(self, range_: Range, pass_on: Callable[[], None] | None) -> None:
-        if pass_on is not None:
-            pass_on()
+    def _push(self, range_: Range, pass_on: Callable[[], None]) -> None:
+        pass_on()
         self._ranges.items.append(range_)
         self._listener.entered(range_)
 
     def _pop(self) -> None:
         if self._ranges.items:
             self._listener.left(self._ranges.items.pop())
-        if self._before is not None:
-            self._before.pop()
+        self._before.pop()
 
     def start(self, range_: Range) -> object:
         """Start a range in the previous backend only."""
-        return None if self._before is None else self._before.start(range_)
+        return self._before.start(range_)
 
     def end(self, started: Any) -> None:
         """End a started range in the previous backend."""
-        if self._before is not None:
-            self._before.end(started)
+        self._before.end(started)
 
     def mark(self, range_: Range) -> None:
         """Emit a mark in the previous backend only."""
-        if self._before is not None:
-            self._before.mark(range_)
+        self._before.mark(range_)
 
 
 class MemoryMarks:
@@ -307,7 +292,7 @@ class MemoryMarks:
             level = self._read()
             self._levels.items.append(level)
             if level is not None:
-                self._mark(MEMORY_BEGIN, level.allocated)
+                self._mark(names.MEMORY_BEGIN, level.allocated)
 
     def left(self, range_: Range) -> None:
         """A range is about to close in the tool."""
@@ -315,8 +300,8 @@ class MemoryMarks:
             before, after = self._levels.items.pop(), self._read()
             if before is not None and after is not None:
                 if after.peak > before.peak:
-                    self._mark(MEMORY_PEAK, after.peak)
-                self._mark(MEMORY_END, after.allocated)
+                    self._mark(names.MEMORY_PEAK, after.peak)
+                self._mark(names.MEMORY_END, after.allocated)
 
     def _mark(self, text: str, size: int) -> None:
         self._tool.mark(Range(text, Category.MEMORY, size))

@@ -6,11 +6,12 @@ Steps, phases, micro-batches and evaluations are ranges; a schedule says which s
 from __future__ import annotations
 
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
@@ -230,13 +231,9 @@ def is_ranged(model: nn.Module) -> bool:
 
 def calling_object(attribute: str) -> Any:
     """The nearest ``self`` among the callers with this attribute; None if none of the last eight frames has one."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES):
-        if frame is None or hasattr(frame.f_locals.get("self"), attribute):
-            break
-        frame = frame.f_back
-    candidate = None if frame is None else frame.f_locals.get("self")
-    return candidate if hasattr(candidate, attribute) else None
+    frames = islice(traceback.walk_stack(sys._getframe(1)), _FRAMES)
+    callers = (frame.f_locals.get("self") for frame, _ in frames)
+    return next((caller for caller in callers if hasattr(caller, attribute)), None)
 
 
 class EngineLoop(HostLoop):

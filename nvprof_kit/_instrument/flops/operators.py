@@ -16,15 +16,8 @@ from torch.utils.flop_counter import addmm_flop, baddbmm_flop, flop_registry, mm
 
 from nvprof_kit._operators import operator_kind
 
-_TYPES = {
-    torch.float64: "fp64",
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.int8: "int8",
-    torch.uint8: "int8",
-}
-"""Dtype names used for Tensor Core peaks; 8-bit floats are recognized by name."""
+_TYPES = {"bfloat16": "bf16", "uint8": "int8"}
+"""Names that Tensor Core peaks have for dtypes; other floats are ``fp`` and their bits."""
 
 Kind = Literal["formula", "composite", "multiplies", "moves", ""]
 """How the FLOPs of an operator are determined: by its formula; by the operators that it consists of; not at all, since
@@ -83,7 +76,8 @@ def work_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     narrowest = min(types, key=lambda dtype: dtype.itemsize)  # scales, sums and seeds are wider than the matrices
     if narrowest is torch.float32 and _rounds_to_tf32(types[narrowest], operator):
         return "tf32", flops
-    return _TYPES.get(narrowest) or re.sub(r"float(\d)_.*", r"fp\1", str(narrowest).removeprefix("torch.")), flops
+    name = str(narrowest).removeprefix("torch.")
+    return _TYPES.get(name) or re.sub(r"^float(\d+).*", r"fp\1", name), flops
 
 
 def name_of(operator: Any) -> str:
