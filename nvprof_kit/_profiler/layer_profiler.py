@@ -46,16 +46,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _KEPT = 16
 """Number of windows with tables kept in memory."""
 
-MEMORY = {
-    "step": "step",
-    "layer": "layer",
-    "phase": "phase",
-    "allocated_bytes": "end",
-    "retained_bytes": "retained",
-    "transient_bytes": "transient",
-    "peak_bytes": "peak",
-    "reserved_bytes": "reserved",
-}
+MEMORY = {"step": "step", "layer": "layer", "phase": "phase", "allocated_bytes": "end"}
+MEMORY |= {f"{size}_bytes": size for size in ("retained", "transient", "peak", "reserved")}
 """The columns of the table of memory, and the attributes of `Boundary` in them."""
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
@@ -19,31 +20,12 @@ from typing import Any
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.ranks import claim, rank_folder
+from nvprof_kit._toml import read_toml
 from nvprof_kit.errors import PATH, ToolError, require
 
-COLUMNS = {
-    "seconds": "seconds since sampling began",
-    "device": "device ordinal in the process; empty for a CPU sample",
-    "cpu_process_percent": "CPU time of the process divided by elapsed time; 100 per busy core",
-    "cpu_system_percent": "busy time of all cores divided by their total time",
-    "process_bytes": "resident memory of the process",
-    "gpu_percent": "percentage of NVML's last sample period in which a kernel ran",
-    "gpu_memory_bytes": "memory in use on the GPU by all processes",
-    "power_watts": "power draw of the board",
-    "temperature_celsius": "temperature of the GPU",
-    "sm_clock_mhz": "SM clock",
-}
-"""The columns of the CSV; each sample has one row for the CPU and one per GPU."""
-
-_MEANS = {
-    "cpu_process_percent": "process {:.1f} %",
-    "cpu_system_percent": "system {:.1f} %",
-    "gpu_percent": "utilisation {:.1f} %",
-    "power_watts": "power {:.0f} W",
-    "temperature_celsius": "temperature {:.0f} °C",
-    "sm_clock_mhz": "SM clock {:.0f} MHz",
-}
-"""The figures of which the log prints the mean."""
+_TABLE = read_toml("nvprof_kit._instrument.meters", "utilisation.toml")
+COLUMNS: Mapping[str, str] = _TABLE["columns"]
+_MEANS: Mapping[str, str] = _TABLE["means"]
 
 
 class Utilisation:
