@@ -136,11 +136,9 @@ def read_machine(
     for_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", text_in(root / "proc/driver/nvidia/params"))
     capabilities = re.search(r"CapEff:\s*([0-9a-fA-F]+)", text_in(root / "proc/self/status"))
     control_group = re.search(r"kubepods|docker|containerd|lxc", text_in(root / "proc/1/cgroup"))
-    container = control_group[0] if control_group else ""
-    for mark, name in (("run/.containerenv", "podman"), (".dockerenv", "docker"), (".singularity.d", "apptainer")):
-        if (root / mark).exists():
-            container = name
-            break
+    marks = {"run/.containerenv": "podman", ".dockerenv": "docker", ".singularity.d": "apptainer"}
+    containers = [name for mark, name in marks.items() if (root / mark).exists()]
+    containers += [control_group[0]] if control_group else []
     processes = {text_in(path).strip() for path in root.glob("proc/[0-9]*/comm")}
     temporary = environ.get("TMPDIR", "/tmp")
     lock = Path(temporary) / "nsight-compute-lock"
@@ -152,7 +150,7 @@ def read_machine(
         perf_event_paranoid=_number(text_in(root / "proc/sys/kernel/perf_event_paranoid")),
         counters_for_admin=None if for_admin is None else for_admin[1] == "1",
         capabilities=int(capabilities[1], 16) if capabilities else 0,
-        container=container,
+        container=containers[0] if containers else "",
         environment={name: value for name, value in environ.items() if name.startswith(_OF_PROFILERS)},
         processes=tuple(sorted(name for name in processes if name.startswith(("nv-hostengine", "dcgm", "dynolog")))),
         free_bytes={path: shutil.disk_usage(path).free for path in (os.getcwd(), temporary) if os.path.isdir(path)},

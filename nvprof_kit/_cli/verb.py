@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
@@ -170,16 +170,15 @@ class Section:
             def answer(output: Output, captures: tuple[str, ...], **options: Any) -> None:
                 if output.data_format in formats.PICTURES and len(captures) > 1:
                     raise UsageError(f"a plot shows one capture, not {len(captures)}; plot them one by one")
-                context = click.get_current_context()
-                context.obj = output
-                opening = pop_opening(options)
-
-                def read(path: str) -> Result:
-                    capture = open_input(output, path, nsys=nsys, **opening)
-                    capture.is_last_question = True
-                    return ask(capture, **options)
-
-                output.write_results(each(captures, read))
+                click.get_current_context().obj = output
+                opening, results = pop_opening(options), []
+                with progress() as report:
+                    for number, path in enumerate(captures, 1):
+                        report(f"reading {path}" + (f", {number} of {len(captures)}" if len(captures) > 1 else ""))
+                        capture = open_input(output, path, nsys=nsys, **opening)
+                        capture.is_last_question = True
+                        results.append(ask(capture, **options))
+                output.write_results(results)
 
             kineto = "" if nsys else ", or a PyTorch trace (.json, .json.gz)"
             kinds = f"A CAPTURE is an nsys .sqlite, .nsys-rep or parquetdir{kineto}, also packed as .xz."
@@ -442,16 +441,3 @@ def progress() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")
         yield lambda stage: bar.update(task, description=escape(stage))
-
-
-Answer = TypeVar("Answer")
-
-
-def each(captures: Sequence[str], read: Callable[[str], Answer]) -> list[Answer]:
-    """Apply a function to each capture and show the current one."""
-    answers = []
-    with progress() as report:
-        for number, capture in enumerate(captures, 1):
-            report(f"reading {capture}" + (f", {number} of {len(captures)}" if len(captures) > 1 else ""))
-            answers.append(read(capture))
-    return answers

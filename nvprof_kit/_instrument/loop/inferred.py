@@ -332,6 +332,11 @@ class InferredLoop(Guarded):
             self._ensure_step()
             self.phase("data")
 
+    def _serves_training(self, model: nn.Module) -> bool:
+        """Whether a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder."""
+        is_beside = self._own_steps and self._optimizers.are_of_others(model)
+        return is_beside and (len(self.models()) == 1 or self._is_training())
+
     def _is_training(self) -> bool:
         return any(model.training for model in self.models())
 
@@ -352,16 +357,7 @@ class InferredLoop(Guarded):
             self._end_own_step()
             self._ensure_step()
             self.phase("forward" if with_gradient and model.training else inference_phase(args, kwargs))
-        elif (
-            with_gradient
-            or model.training
-            # a model in evaluation mode takes part in training: a teacher, a reference, a frozen encoder
-            or (
-                self._own_steps
-                and self._optimizers.are_of_others(model)
-                and (len(self.models()) == 1 or self._is_training())
-            )
-        ):
+        elif with_gradient or model.training or self._serves_training(model):
             self.evaluation_ends()
             if self._optimizers.is_due():
                 self._end_own_step()

@@ -140,17 +140,9 @@ def _is_composite(module: nn.Module) -> bool:
     It has weights in modules of more than one class, such as a projection and a norm. Norms may have no weights, so
     several children of different classes with weights in submodules, such as attention and feed-forward, also count.
     """
-    kinds = {
-        type(inner_module)
-        for inner_module in module.modules()
-        if next(inner_module.parameters(recurse=False), None) is not None
-    }
-    parts = {
-        type(inner_module)
-        for inner_module in module.children()
-        if any(_weights(inner) for inner in inner_module.children())
-    }
-    return len(kinds) > 1 or len(parts) > 1
+    owners = [inner for inner in module.modules() if next(inner.parameters(recurse=False), None) is not None]
+    composites = [child for child in module.children() if any(map(_weights, child.children()))]
+    return any(len(set(map(type, modules))) > 1 for modules in (owners, composites))
 
 
 def _is_stage(element: Submodule, blocks: list[Submodule]) -> bool:

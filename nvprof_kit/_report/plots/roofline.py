@@ -63,16 +63,11 @@ def _dots(axes: Axes, roofline: Roofline) -> None:
     costliest = points.groupby(layers)["gpu_ns"].sum().sort_values(ascending=False, kind="stable").index
     colours = dict(zip(map(str, costliest), PALETTE, strict=False))
     colours |= {_OTHERS: _OTHER_COLOUR} if len(costliest) > len(colours) else {}
+    longest_ns = points["gpu_ns"].max() or 1.0
     for (layer, phase), group in points.groupby([layers.where(layers.isin(list(colours)), _OTHERS), phases]):
-        axes.scatter(
-            group["intensity"],
-            group["rate"],
-            s=8 + _LARGEST * group["gpu_ns"] / (points["gpu_ns"].max() or 1.0),
-            color=colours[str(layer)],
-            marker=_MARKERS.get(str(phase), "D"),
-            alpha=0.6,
-            linewidths=0,
-        )
+        size = 8 + _LARGEST * group["gpu_ns"] / longest_ns
+        colour, marker = colours[str(layer)], _MARKERS.get(str(phase), "D")
+        axes.scatter("intensity", "rate", data=group, s=size, color=colour, marker=marker, alpha=0.6, linewidths=0)
     names = kernel_names(points["kernel"].astype(str))
     labelled_points: list[tuple[float, float]] = []
     for kernel, *point in zip(points["kernel"], points["intensity"], points["rate"], strict=True):
