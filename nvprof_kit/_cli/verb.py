@@ -214,13 +214,10 @@ def _parameters(
             yield option(parameter.name, kind, parameter.default, meanings.get(parameter.name, ""), source)
         elif positional and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             is_program = parameter.name in ("program", "command", "subject")
-            yield click.Argument(
-                [parameter.name],
-                metavar=METAVARS.get(parameter.name, parameter.name.upper()),
-                type=click.UNPROCESSED if is_program else str,
-                nargs=-1 if kind.startswith("tuple") else 1,
-                required=not is_program,
-            )
+            metavar = METAVARS.get(parameter.name, parameter.name.upper())
+            kind_of: Any = click.UNPROCESSED if is_program else str
+            nargs = -1 if kind.startswith("tuple") else 1
+            yield click.Argument([parameter.name], required=not is_program, metavar=metavar, type=kind_of, nargs=nargs)
 
 
 def option(name: str, kind: str, default: Any, meaning: str, source: Callable[..., Any] | None = None) -> click.Option:
@@ -235,16 +232,11 @@ def option(name: str, kind: str, default: Any, meaning: str, source: Callable[..
     """
     names = vars(sys.modules[source.__module__]) if source else {}
     literals = [names[word] for word in re.findall(r"\w+", kind) if get_origin(names.get(word)) is Literal]
-    choices: Sequence[str] = re.findall(r"'([^']+)'", kind) or [
-        text for literal in literals for text in get_args(literal)
-    ]
+    choices = re.findall(r"'([^']+)'", kind) or [text for literal in literals for text in get_args(literal)]
     long = f"--{name.rstrip('_').replace('_', '-')}"
     declared = [name, *([f"-{LETTERS[name]}"] if name in LETTERS else []), long]
-    settings: dict[str, Any] = {
-        "help": meaning,
-        "default": default,
-        "show_default": default not in (None, False, "", ()),
-    }
+    settings: dict[str, Any] = {"help": meaning, "default": default}
+    settings["show_default"] = default not in (None, False, "", ())
     if kind.startswith("bool"):
         if kind != "bool":
             declared[-1] = f"{long}/--no-{name.replace('_', '-')}"

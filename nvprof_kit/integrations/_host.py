@@ -23,7 +23,7 @@ from nvprof_kit._instrument.loop.inferred import InferredLoop, running, stop_inf
 from nvprof_kit._instrument.loop.schedule import Schedule, Switch
 from nvprof_kit._instrument.modules.blocks import Submodule, by_structure, children, class_name, unwrapped
 from nvprof_kit._instrument.modules.calls import ranged
-from nvprof_kit._instrument.patches import Patch, never_fails, warn
+from nvprof_kit._instrument.patches import Removable, never_fails, warn
 from nvprof_kit._instrument.ranges.ranges import Layer
 from nvprof_kit.errors import UsageError
 
@@ -163,7 +163,7 @@ class Hosted:
 
     def __init__(self, schedule: Switch = None, path: str | Path | None = None, **annotation: Any) -> None:
         self.loop = HostLoop(schedule, path=path, annotation=annotation, own_steps=self.own_steps)
-        self.patches: list[Patch] = []
+        self.patches: list[Removable] = []
 
     @property
     def broken(self) -> bool:

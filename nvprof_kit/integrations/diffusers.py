@@ -75,22 +75,15 @@ class annotate_pipeline(Hosted):
     def __init__(self, pipe: Any, schedule: Switch = None, path: str | Path | None = None) -> None:
         super().__init__()
         self.loop: _PipelineLoop = _PipelineLoop(schedule, path=path, annotation={})
-        self._hooks: LoopHooks | None = None
         try:
             models = {
                 name: component for name, component in pipe.components.items() if isinstance(component, nn.Module)
             }
             self.loop.begin(models, watch=False)
-            self._hooks = LoopHooks(self.loop, functools.partial(_hook, pipe, models))
+            self.patches.append(LoopHooks(self.loop, functools.partial(_hook, pipe, models)))
             vars(pipe)["_nvprof_kit_layers"] = self  # keeps it alive as long as the pipeline
         except Exception as error:  # the pipeline must work without ranges
             self.loop.give_up(error)
-
-    def close(self, *_event: Any, **_about: Any) -> None:
-        """Stop ranging and write what was recorded."""
-        if self._hooks is not None:
-            self._hooks.remove()
-        super().close()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> None:
         """Copies of the pipeline are not annotated."""

@@ -407,28 +407,24 @@ def _new_profiler(*, stacks: bool, shapes: bool, memory: bool) -> Any:
         raise ToolError(f"recording needs PyTorch, which cannot be imported ({error}); pip install torch") from None
     if _is_enabled():
         raise UsageError("PyTorch's profiler is already running, and only one can run at a time; stop it first")
-    activities = [ProfilerActivity.CPU]
+    kinds = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
+        kinds.append(ProfilerActivity.CUDA)
     from torch._C._profiler import _ExperimentalConfig
 
     settings: dict[str, Any] = {"profile_all_threads": True}
     if stacks:
         settings["record_python_gc_info"] = True
-    experimental = None
-    while settings and experimental is None:
+    config = None
+    while settings and config is None:
         try:
-            experimental = _ExperimentalConfig(**settings)
+            config = _ExperimentalConfig(**settings)
         except TypeError:  # an older PyTorch lacks the last option
             settings.popitem()
+    # without acc_events: it would make PyTorch read all events into Python at stop, which is not needed here and fails
+    # if a stack has an undecodable name (UnicodeDecodeError in PyTorch 2.13)
     return profile(
-        activities=activities,
-        with_stack=stacks,
-        record_shapes=shapes,
-        profile_memory=memory,
-        experimental_config=experimental,
-        # without acc_events: it would make PyTorch read all events into Python at stop, which is not needed here and
-        # fails if a stack has an undecodable name (UnicodeDecodeError in PyTorch 2.13)
+        activities=kinds, with_stack=stacks, record_shapes=shapes, profile_memory=memory, experimental_config=config
     )
 
 

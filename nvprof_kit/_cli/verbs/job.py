@@ -95,11 +95,8 @@ def compare(
             command = " ".join(["nvprof-kit ranks", *captures[:4], *(["…"] if len(captures) > 4 else [])])
             if not re.fullmatch(r"(\d{1,9}(,\d{1,9})*)?", timeline):
                 raise UsageError(f"--timeline {timeline}: needed numbers by commas, as in 0,17,300")
-            page = job.report(
-                timeline=[int(number) for number in timeline.split(",") if number],
-                title=", ".join(captures[:4]),
-                command=command,
-            )
+            numbers = [int(number) for number in timeline.split(",") if number]
+            page = job.report(timeline=numbers, title=", ".join(captures[:4]), command=command)
             return output.write_document(page)
         answer = job.answer()
     output.write_results([(answer if view is None else answer.only(view)).selected(**rows)])

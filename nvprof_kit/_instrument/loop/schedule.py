@@ -172,15 +172,9 @@ class Schedule:
                 raise argparse.ArgumentTypeError(str(error)) from None
             return text
 
-        parser.add_argument(
-            "--profiling",
-            nargs="?",
-            const="on",
-            type=check,
-            metavar="STEPS",
-            help="profile some steps of the loop: FIRST:END, early, stable, periodic, or skip_first=5,warmup=1,"
-            "active=3 (taken where STEPS is left out); off by default",
-        )
+        forms = "FIRST:END, early, stable, periodic, or skip_first=5,warmup=1,active=3 (taken where STEPS is left out)"
+        text = f"profile some steps of the loop: {forms}; off by default"
+        parser.add_argument("--profiling", nargs="?", const="on", type=check, metavar="STEPS", help=text)
 
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name, value in vars(self).items())
