@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from nvprof_kit._toml import read_toml
+
 Severity = Literal["error", "warning", "note"]
 """``error``: figures are wrong, such as sums that lack lost kernels. ``warning``: some are distorted or missing.
 ``note``: good to know when reading them.
@@ -39,6 +41,18 @@ class Issue(str):
         issue = super().__new__(cls, text)
         issue.code, issue.severity, issue.share = code, severity, min(max(float(share), 0.0), 1.0)
         return issue
+
+    @classmethod
+    def of(cls, code: str, share: float = 1.0, /, **facts: object) -> Issue:
+        """An issue with the severity and the sentence that ``issues.toml`` has for it.
+
+        Args:
+            code: What it is about; where it has several sentences, with the case behind a colon.
+            share: As above.
+            facts: What the sentence names.
+        """
+        severity, sentence = read_toml("nvprof_kit", "issues.toml")[code]
+        return cls(code.partition(":")[0], severity, share, sentence.format(share=share, **facts))
 
     def __getnewargs__(self) -> tuple[str, Severity, float, str]:  # type: ignore[override]
         """For copies and pickles."""

@@ -260,8 +260,7 @@ class Capture:
                 result = with_limits(result, operations, read_flops(counts))
                 sources = (*sources, counts, *(result.peaks.files if result.peaks else ()))
             except CaptureError as error:  # the times are complete without limits
-                issue = Issue("counts", "warning", 0.0, f"no limits: {error}")
-                result = replace(result, warnings=(*result.warnings, issue))
+                result = replace(result, warnings=(*result.warnings, Issue.of("counts", 0.0, error=error)))
         return replace(result, sources=sources, depth=depth).selected(**rows)
 
     def breakdown(
@@ -706,8 +705,7 @@ def _with_work(result: Diff) -> Diff:
             for file, info in zip(filter(None, files), (result.base[0], result.new[0]), strict=True)
         )
     except CaptureError as error:
-        issue = Issue("counts", "warning", 0.0, f"work is not compared: {error}")
-        return replace(result, warnings=(*result.warnings, issue))
+        return replace(result, warnings=(*result.warnings, Issue.of("counts:work", 0.0, error=error)))
     if not base or not new:
         return result
     return replace(with_work(result, (base, new)), sources=(*result.sources, *filter(None, files)))

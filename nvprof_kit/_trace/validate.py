@@ -53,25 +53,16 @@ def validate(trace: Trace, path: Path, sources: Mapping[str, str]) -> Trace:
     for name in ("ranges", "api", "ops"):
         start = getattr(trace, name)["start_ns"].to_numpy()
         if count := int(np.count_nonzero(start < 0)):
-            text = (
-                f"{sources.get(name, name)}.start is negative in {count} rows: the events lie before the capture "
-                "began; times that include them are wrong"
-            )
-            issues.append(Issue("early", "warning", count / len(start), text))
+            issues.append(Issue.of("early", count / len(start), table=sources.get(name, name), count=count))
     ops = trace.ops
     keys = ("start_ns", "end_ns", "device", "pid", "correlation", "graph_node")
     if count := repeated(*(ops[key].to_numpy() for key in keys)):
-        text = f"{count} operations stand in the file twice, and count twice; export or record it again"
-        issues.append(Issue("repeated", "error", count / len(ops), text))
+        issues.append(Issue.of("repeated", count / len(ops), count=count))
     call = trace.launching_calls
     launched = np.flatnonzero(call >= 0)
     launch_start = trace.api["start_ns"].to_numpy()[call[launched]]
     if count := int(np.count_nonzero(ops["start_ns"].to_numpy()[launched] < launch_start - _CLOCKS_NS)):
-        text = (
-            f"{count} operations begin before the call that launched them; the clocks of CPU and GPU, or the "
-            "correlation ids, are wrong: do not trust idle and queue times"
-        )
-        issues.append(Issue("early", "error", count / len(ops), text))
+        issues.append(Issue.of("early:launches", count / len(ops), count=count))
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *issues))) if issues else trace
 
 
@@ -95,11 +86,8 @@ def lost_launches(trace: Trace) -> list[Issue]:
     advice = "record a few steps (record --schedule)"
     if trace.info.tool.startswith("nsys"):
         advice = "use an nsys as new as the driver, or capture a window (profile --step N, or -x --delay=S)"
-    text = (
-        f"{count} of {len(start)} ranges of {noun} begin after the last CUDA launch in the capture: launches were "
-        f"lost, so GPU times are too small; {advice}"
-    )
-    return [Issue("lost-launches", "error", count / len(start), text)]
+    total = len(start)
+    return [Issue.of("lost-launches", count / total, count=count, total=total, noun=noun, advice=advice)]
 
 
 def check_tables(trace: Trace, path: Path, sources: Mapping[str, str], table_names: Collection[str]) -> None:

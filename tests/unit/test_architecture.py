@@ -12,6 +12,8 @@ import pytest
 from support.cli import execute
 from support.data import DATA
 
+from nvprof_kit._toml import read_toml
+
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -20,7 +22,7 @@ READING = FOUNDATION | {"_trace", "_result", "_analysis", "_ranks"}
 MAY_IMPORT = {
     "names": set(),
     "errors": set(),
-    "issues": set(),
+    "issues": {"_toml"},
     "_findings": {"_toml"},
     "_operators": {"_toml"},
     "_toml": set(),
@@ -222,6 +224,13 @@ for call in {calls}:
 def test_sql_stays_with_the_tables_it_fills():
     spoken = {module_name(path) for path in FILES if "SELECT " in path.read_text(encoding="utf-8")}
     assert {name.split(".")[0] for name in spoken} <= {"_trace"}
+
+
+def test_every_issue_has_a_sentence_and_is_used():
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
+    sentences = read_toml("nvprof_kit", "issues.toml")
+    assert {*re.findall(r'Issue\.of\(\s*"([^"]+)"', sources)} <= {*sentences}
+    assert [code for code in sentences if f'"{code}"' not in sources] == []
 
 
 WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]b?[\"']")

@@ -231,22 +231,11 @@ def join_warnings(trace: Trace, ranges: Ranges) -> tuple[Issue, ...]:
         parent = nest(start, end, tid).parent
         crossing = int(np.count_nonzero((parent >= 0) & (end > end[parent])))
         share = crossing / max(len(start), 1)
-    texts = (
-        f"{unlaunched} of {count} operations were launched by calls that are not in the capture "
-        f"(before its window, or dropped), so {unlaunched_ns / 1e6:.3f} ms of their time have no layer; begin "
-        "and end the window at a synchronize",
-        f"{uncreated} operations replay CUDA graphs that were built outside the collected window, so they "
-        "belong to what launched the replay; include the graph's capture in the window",
-        f"{open_count} ranges were still open when the capture ended and were closed there; end the window between two "
-        "steps",
-        f"{crossing} push/pop ranges of NVTX_EVENTS end after a range that they begin in: start, end or globalTid is "
-        "wrong in some of them, so work may have the wrong layer; export or record it again",
+    counts = (
+        ("unlaunched", unlaunched_ns / max(total_ns, 1), unlaunched),
+        ("uncreated", uncreated / max(count, 1), uncreated),
+        ("open-ranges", open_count / max(len(trace.ranges), 1), open_count),
+        ("crossing-ranges", share, crossing),
     )
-    issues = (
-        Issue("unlaunched", "warning", unlaunched_ns / max(total_ns, 1), texts[0]),
-        Issue("uncreated", "warning", uncreated / max(count, 1), texts[1]),
-        Issue("open-ranges", "note", open_count / max(len(trace.ranges), 1), texts[2]),
-        Issue("crossing-ranges", "error", share, texts[3]),
-    )
-    counts = (unlaunched, uncreated, open_count, crossing)
-    return tuple(issue for issue, number in zip(issues, counts, strict=True) if number)
+    facts = {"total": count, "ms": unlaunched_ns / 1e6}
+    return tuple(Issue.of(code, share, count=number, **facts) for code, share, number in counts if number)

@@ -201,10 +201,7 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
 
 def left_out_warnings(choice: StepChoice) -> tuple[Issue, ...]:
     """One sentence for each step excluded from per-step figures."""
-    return tuple(
-        Issue("warm-up", "note", 1.0, f"{reason}: warm-up, left out; --steps all includes it")
-        for reason in choice.left_out
-    )
+    return tuple(Issue.of("warm-up", step=reason) for reason in choice.left_out)
 
 
 def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:

@@ -156,11 +156,7 @@ def breakdown(operations: Operations, options: StepOptions = ALL_STEPS) -> Break
     result = breakdown_of(trace, attribution, operations.classes, choice, host_of(operations))
     if result.communication["bytes"].notna().all():
         return result
-    text = (
-        "the bytes of collectives are not all in this capture: a PyTorch trace tells them of NCCL's kernels (record "
-        "the steps with nvprof_kit.record), an nsys export newer than 2024.2 of those outside CUDA graphs"
-    )
-    return replace(result, warnings=(*result.warnings, Issue("collective-bytes", "note", 1.0, text)))
+    return replace(result, warnings=(*result.warnings, Issue.of("collective-bytes")))
 
 
 def breakdown_of(
@@ -292,11 +288,7 @@ def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.Da
 def _warnings(trace: Trace, steps: pd.DataFrame) -> list[Issue]:
     issues = []
     if trace.calls is None or not len(trace.calls):
-        text = (
-            "the capture has no CUDA API calls, so the causes of idle time are unknown; record with --trace=cuda,nvtx"
-        )
-        issues.append(Issue("no-api-calls", "warning", 1.0, text))
+        issues.append(Issue.of("no-api-calls"))
     if not steps["step"].notna().any():
-        text = "no steps in this capture: its whole time is one stretch; wrap the loop in nvprof_kit.step"
-        issues.append(Issue("no-steps", "note", 1.0, text))
+        issues.append(Issue.of("no-steps"))
     return issues

@@ -198,12 +198,7 @@ def first_collective(trace: Trace, classes: KernelClasses, is_counted: npt.NDArr
     if not slow_firsts:
         return []
     first, usual = max(slow_firsts)
-    text = (
-        f"the first collective of the window took {first / 1e6:,.3f} ms, the median of its like {usual / 1e6:,.3f} ms: "
-        "it may be waiting only since the ranks' profilers began at different moments, and is no cost of the program; "
-        "--steps +1: leaves it out"
-    )
-    return [Issue("first-collective", "warning", 1.0, text)]
+    return [Issue.of("first-collective", first_ms=first / 1e6, usual_ms=usual / 1e6)]
 
 
 def messages(trace: Trace, rows: Int64Array, owner: Int64Array | None = None) -> tuple[Int64Array, Int64Array]:

@@ -213,9 +213,7 @@ def flops(
     totals, uncaptured = _totals(operations, program, times, choice)
     notes, shares = _uncounted(operations, program, ran.index, choice)
     table = _table(program, rows, of_gpu, notes)
-    above = [Issue("above-the-peak", "warning", 1.0, f"the steps together are {ABOVE_THE_PEAK}")]
     gpus = ", ".join(sorted(set(info.gpus))) or "the GPU"
-    no_peak = f"no peak is known of {gpus}: no HFU and MFU; give it with --peak bf16=989e12"
     return Flops(
         rows=table,
         totals=totals,
@@ -226,10 +224,10 @@ def flops(
         warnings=(
             *info.warnings,
             *join_warnings(trace, attribution.ranges),
-            *(above if totals.above_the_peak else ()),
+            *([Issue.of("above-the-peak", reason=ABOVE_THE_PEAK)] if totals.above_the_peak else ()),
             *left_out_warnings(choice),
             *_warnings(program, times, uncaptured, shares, info),
-            *([] if of_gpu or not info.on_gpu else [Issue("no-peak", "note", 1.0, no_peak)]),
+            *([] if of_gpu or not info.on_gpu else [Issue.of("no-peak", gpus=gpus)]),
         ),
         uncounted=shares,
         blocks=computing_blocks(operations, choice.of_ops(attribution)).with_operations(table),
@@ -359,33 +357,18 @@ def _warnings(
     """
     counts = program.counts
     if not counts.operators["flops"].any():
-        text = f"{counts.path}: no operation was counted; count a step that runs its operators, not a graph's replay"
-        return [Issue("nothing-counted", "error", 1.0, text)]
+        return [Issue.of("nothing-counted", path=counts.path)]
     issues = []
     if shares:
         largest = ", ".join(f"{name} {share:.0%}" for name, share in list(shares.items())[:4])
-        text = (
-            f"{sum(shares.values()):.0%} of the GPU time is in work that was not counted ({largest}): the step's "
-            "figures are at least so high"
-        )
-        issues.append(Issue("uncounted", "warning", sum(shares.values()), text))
+        issues.append(Issue.of("uncounted", sum(shares.values()), largest=largest))
     if uncaptured:
-        text = (
-            f"{100 * uncaptured:.1f} % of the operations counted are of layers and phases that the capture does not "
-            "have, and in no figure; count and capture the same program"
-        )
-        issues.append(Issue("not-captured", "warning", uncaptured, text))
+        issues.append(Issue.of("not-captured", uncaptured, percent=100 * uncaptured))
     ratios = sorted({round(runs, 6) for (layer, _), runs in times.items() if layer != NO_LAYER})
     if len(ratios) > 1:
-        text = (
-            f"layers ran from {ratios[0]:g} to {ratios[-1]:g} times as often as where they were counted; figures go by "
-            "the call, and those of layers that hold others may mix"
-        )
-        issues.append(Issue("uneven-calls", "note", 1.0, text))
+        issues.append(Issue.of("uneven-calls", least=ratios[0], largest=ratios[-1]))
     if unknown := sorted({*counts.unknown["name"]}):
-        text = f"operators of unknown work: {', '.join(unknown)}; figures with them are at least so high"
-        issues.append(Issue("unknown-work", "warning", 1.0, text))
+        issues.append(Issue.of("unknown-work", names=", ".join(unknown)))
     if counts.gpu and info.gpus and counts.gpu not in info.gpus:
-        text = f"counted on {counts.gpu}, captured on {', '.join(sorted(set(info.gpus)))}"
-        issues.append(Issue("other-gpu", "note", 1.0, text))
+        issues.append(Issue.of("other-gpu", counted=counts.gpu, captured=", ".join(sorted(set(info.gpus)))))
     return issues

@@ -73,8 +73,7 @@ def _from_evidence(trace: Trace) -> Trace:
         return named
     rules = recognise(trace) if trace.info.domain != DOMAIN else None
     if rules is not None and _Renamed(trace, rules).is_a(_FORWARD).any():
-        text = f"layers are from the ranges of {rules.title}, which were recognised; --rules or --domain overrides this"
-        issue = Issue("recognised", "note", 1.0, text)
+        issue = Issue.of("recognised", program=rules.title)
         info = replace(trace.info, evidence=rules.title, warnings=(*trace.info.warnings, issue))
         return _by_rules(replace(trace, info=info), rules)
     structured = add_structure(trace)
@@ -112,12 +111,7 @@ def _by_rules(trace: Trace, rules: Rules | None) -> Trace:
     if len(operators) and not ranges.annotates_backward():
         if not ranges.is_a(_FORWARD).any():
             ranges.add_operators(trace.operators)
-            text = (
-                "no module's range beside the operators, so each operator stands for a layer, below the one that calls "
-                "it most; record with stacks (with_stack=True), or range the modules: nvprof_kit.annotate_model(model, "
-                "backward=False)"
-            )
-            warnings.append(Issue("operators-as-layers", "warning", 1.0, text))
+            warnings.append(Issue.of("operators-as-layers"))
         warnings += ranges.link(operators)
     trace = replace(trace, ranges=ranges.frame(), operators=None)
     return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, *warnings, *lost_launches(trace))))
@@ -183,21 +177,15 @@ class _Renamed:
         issues: list[Issue] = []
         if self._cut_pairs:
             layers = ", ".join([*dict.fromkeys(self._cut_pairs)][:4])
-            text = (
-                f"{len(self._cut_pairs)} layers are cut by the window's edge, so only a part of them counts: {layers}"
-            )
-            issues.append(Issue("cut", "note", 1.0, text))
+            issues.append(Issue.of("cut", count=len(self._cut_pairs), layers=layers))
         is_loose = np.array(
             [not meaning.ruled and meaning.name.category is Category.USER for meaning in self.meanings], dtype=bool
         )[self.meaning]
         if self._rules is not None and self._rules.otherwise != "layer" and is_loose.any():
             example = self.meanings[self.meaning[np.argmax(is_loose)]].name.text
             example = example if len(example) <= 60 else f"{example[:57]}..."
-            text = (
-                f"{np.count_nonzero(is_loose)} of {len(is_loose)} ranges fit no rule for {self._rules.title} and count "
-                f"for nothing ({example!r} is one); write a rule, or leave --rules out to take them for layers"
-            )
-            issues.append(Issue("no-rule", "warning", float(is_loose.mean()), text))
+            facts = {"count": np.count_nonzero(is_loose), "total": len(is_loose), "program": self._rules.title}
+            issues.append(Issue.of("no-rule", float(is_loose.mean()), example=example, **facts))
         return issues
 
     def _add_pairs(self) -> None:
@@ -278,15 +266,11 @@ class _Renamed:
         )
         if not nodes:
             return []
-        text = (
-            f"layers of the backward pass are found by sequence numbers: of {nodes} backward operators {paired} "
-            f"({paired / nodes:.0%}) found the operator that made them, "
-            f"{in_layers} ({in_layers / nodes:.0%}) in a layer"
-        )
+        facts: dict[str, float] = {"nodes": nodes, "paired": paired, "in_layers": in_layers}
+        facts |= {"pairs": paired / nodes, "layers": in_layers / nodes}
         if paired == nodes:
-            return [Issue("sequence-numbers", "note", 1.0, text)]
-        text += "; the others ran forward outside the window, or on one of several threads: begin it at a step"
-        return [Issue("sequence-numbers", "warning", 1 - paired / nodes, text)]
+            return [Issue.of("sequence-numbers", **facts)]
+        return [Issue.of("sequence-numbers:incomplete", 1 - paired / nodes, **facts)]
 
     def frame(self) -> pd.DataFrame:
         """The translated ranges as a table with the standard schema."""

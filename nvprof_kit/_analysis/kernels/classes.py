@@ -83,12 +83,8 @@ class KernelClasses:
         if not len(self.unmatched):
             return ()
         share = int(self.unmatched["gpu_ns"].sum()) / max(self.total_ns, 1)
-        text = (
-            f"{len(self.unmatched)} kernel names, {100 * share:.1f} % of the time, matched no "
-            f"class rule and are 'other', the costliest {str(self.unmatched['name'].iloc[0])[:60]!r}; "
-            "name them in a file for --rules"
-        )
-        return (Issue("unmatched-kernels", "note", share, text),)
+        facts = {"percent": 100 * share, "costliest": str(self.unmatched["name"].iloc[0])[:60]}
+        return (Issue.of("unmatched-kernels", share, count=len(self.unmatched), **facts),)
 
 
 _NEEDS_CASE = re.compile(r"\\[A-Zux\d]|\(\?(?:[a-z]*-|P)|[A-Z]-[^A-Z]|[^A-Z]-[A-Z]|\[[^]]*[^a-zA-Z]-[^]a-zA-Z0-9]")

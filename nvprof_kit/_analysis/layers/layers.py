@@ -269,40 +269,21 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice) -
     """All warnings about the owners of a capture's operations."""
     issues = []
     if not attribution.ranges.is_one_of(LAYER_CATEGORIES).any():
-        text = (
-            "no layer's range in the window, so every operation is outside layers; call "
-            "nvprof_kit.annotate_model(model) before it, or say with --rules how the program names its layers"
-        )
-        issues.append(Issue("no-layers", "error", 1.0, text))
+        issues.append(Issue.of("no-layers"))
     elif len(trace.ops) and (trace.ops["end_ns"] == trace.ops["start_ns"]).all():
-        issues.append(Issue("no-time", "error", 1.0, "all operations of the capture have no length"))
+        issues.append(Issue.of("no-time"))
     issues += join_warnings(trace, attribution.ranges)
     graph_replays = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
     if graph_replays and not any(issue.code == "whole-graphs" for issue in trace.info.warnings):
-        text = (
-            f"{graph_replays} CUDA-graph replays are one row each, whatever layers they ran; record with "
-            "--cuda-graph-trace=node"
-        )
-        issues.append(Issue("whole-graphs", "warning", graph_replays / len(trace.ops), text))
-    return (*issues, *_outside(trace, attribution, choice))
-
-
-def _outside(trace: Trace, attribution: Attribution, choice: StepChoice) -> list[Issue]:
-    """Operations that no step, layer or phase launched."""
+        issues.append(Issue.of("whole-graphs", graph_replays / len(trace.ops), count=graph_replays))
     duration, is_shown = trace.durations, choice.of_ops(attribution)
-    issues = []
     outside_ns = int(duration[(attribution.step == NONE) & ~is_shown].sum())
     if not choice.asked and outside_ns:
         share = outside_ns / duration.sum()
-        text = f"{100 * share:.1f} % of the time is outside steps and left out; --steps all includes it"
-        issues.append(Issue("outside-steps", "note", share, text))
+        issues.append(Issue.of("outside-steps", share, percent=100 * share))
     whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
     unattributed_ns = int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
     if unattributed_ns:
         share = unattributed_ns / duration[is_shown].sum()
-        text = (
-            f"{100 * share:.1f} % of the time was launched outside all layers and phases; wrap the rest of the loop in "
-            "nvprof_kit.phase(...)"
-        )
-        issues.append(Issue("unattributed", "note", share, text))
-    return issues
+        issues.append(Issue.of("unattributed", share, percent=100 * share))
+    return tuple(issues)

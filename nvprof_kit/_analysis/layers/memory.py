@@ -137,17 +137,9 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
     table = pd.concat(parts, axis=1).reindex(columns=list(MEMORY)).astype("Int64")
     issues = []
     if not carried:
-        text = (
-            "the layers' ranges carry no memory, only CUDA's own allocations are known: call annotate_model(model, "
-            "memory=True), or run the program with NVPROF_KIT_MEMORY=1"
-        )
-        issues.append(Issue("no-memory-marks", "note", 1.0, text))
+        issues.append(Issue.of("no-memory-marks"))
     if traced and not table["cuda_alloc_bytes"].sum():
-        text = (
-            "CUDA handed out no memory in the window: PyTorch's allocator used what it had; let the window hold the "
-            "first step, or run with PYTORCH_NO_CUDA_MEMORY_CACHING=1 to see every allocation"
-        )
-        issues.append(Issue("no-cuda-allocations", "note", 1.0, text))
+        issues.append(Issue.of("no-cuda-allocations"))
     return LayerMemory(table, traced, before, tuple(issues))
 
 

@@ -227,15 +227,11 @@ def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
 def _warnings(summary: MemorySummary, before: int, allocations: pd.DataFrame) -> list[Issue]:
     issues = []
     if summary.peak_event < 0:
-        text = "the snapshot has no history: take it inside memory_snapshot(...) to see who holds what, and when"
-        issues.append(Issue("no-history", "warning", 1.0, text))
+        issues.append(Issue.of("no-history"))
     elif before > 0.5 * summary.peak_bytes:
-        text = "most of the peak was allocated before the history began; begin it before the model is built"
-        issues.append(Issue("before-history", "warning", before / max(summary.peak_bytes, 1), text))
+        issues.append(Issue.of("before-history", before / max(summary.peak_bytes, 1)))
     if summary.peak_event >= 0 and not (allocations["layer"] != NO_LAYER).any():
-        text = "nothing is labelled by layer; take it by memory_snapshot(...) with the model annotated"
-        issues.append(Issue("no-layers", "warning", 1.0, text))
+        issues.append(Issue.of("no-layers:snapshot"))
     if summary.ooms:
-        text = f"out of memory {len(summary.ooms)} times; the largest request was {max(summary.ooms):,} bytes"
-        issues.append(Issue("out-of-memory", "note", 1.0, text))
+        issues.append(Issue.of("out-of-memory", count=len(summary.ooms), largest=max(summary.ooms)))
     return issues

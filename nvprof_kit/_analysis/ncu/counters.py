@@ -77,8 +77,7 @@ def missed_links(metrics: pd.DataFrame) -> tuple[Issue, ...]:
         row = int(np.argmax(np.nan_to_num(mean)))  # the largest mean, where rounding in the report matters least
         links = metrics["nvlink__count_physical"].iloc[row]
         if mean[row] > 0 and (count := np.round(total[row] / mean[row])) < links:
-            text = f"ncu counted {count:.0f} of the {links:.0f} NVLinks that the GPU has: its bytes are of these alone"
-            return (Issue("missed-links", "warning", 1 - count / links, text),)
+            return (Issue.of("missed-links", 1 - count / links, count=count, links=links),)
     return ()
 
 

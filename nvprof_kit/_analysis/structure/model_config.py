@@ -106,30 +106,25 @@ def name_blocks(trace: Trace, config: ModelConfig) -> Trace:
         for stack in stacks
         if counts[stack] == config.counts[number]
     }
-    expected = " and ".join(map(str, config.counts))
+    facts = {"source": config.source, "blocks": " and ".join(map(str, config.counts))}
     if len(set(partners.values())) < len(config.counts):
         stacks = ", ".join(f"{count} {stack}" for stack, count in sorted(counts.items(), key=lambda item: -item[1])[:4])
-        stacks = stacks or "none"
-        sentence = f"{config.source} says {expected} blocks, the capture shows {stacks}; no name is taken from it"
-        return _with_issue(trace, Issue("model-differs", "warning", 1.0, sentence))
+        return _with_issue(trace, "model-differs", stacks=stacks or "none", **facts)
     if not from_structure:
         return trace
-    sentence = f"{config.source} agrees: {expected} blocks"
     if not config.paths:
-        sentence += (
-            f"; their paths are not known for model_type {config.model_type!r}, so they stay {', '.join(partners)}"
-        )
-        return _with_issue(trace, Issue("model", "note", 1.0, sentence))
+        facts |= {"model_type": config.model_type, "names": ", ".join(partners)}
+        return _with_issue(trace, "model:unknown-paths", **facts)
     paths = {stack: config.paths[number] for stack, number in partners.items()}
-    sentence += "; " + ", ".join(f"{stack} are named {path}" for stack, path in paths.items())
 
     def rename(path: str) -> str:
         match = _STRUCTURE.match(path)
         return f"{paths[match[1]]}{path[len(match[1]) :]}" if match and match[1] in paths else path
 
     texts = labels(text.codes.to_numpy(), [rename(str(name)) for name in text.categories])
-    return _with_issue(replace(trace, ranges=trace.ranges.assign(text=texts)), Issue("model", "note", 1.0, sentence))
+    names = ", ".join(f"{stack} are named {path}" for stack, path in paths.items())
+    return _with_issue(replace(trace, ranges=trace.ranges.assign(text=texts)), "model", names=names, **facts)
 
 
-def _with_issue(trace: Trace, issue: Issue) -> Trace:
-    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, issue)))
+def _with_issue(trace: Trace, code: str, **facts: str) -> Trace:
+    return replace(trace, info=replace(trace.info, warnings=(*trace.info.warnings, Issue.of(code, **facts))))

@@ -65,19 +65,11 @@ def add_structure(trace: Trace) -> Trace:
                 f"no repetition found in {given_up} of {given_up + len(passes)} passes, which are in no block"
             )
     if not texts:
-        sentence = (
-            "nothing names the layers, and the order of kernels shows no blocks that repeat; annotate the model with "
-            "nvprof_kit.annotate_model(model), or capture several steps"
-        )
-        issue = Issue("no-evidence", "warning", 1.0, sentence)
-        return replace(trace, info=replace(trace.info, evidence="none", warnings=(*trace.info.warnings, issue)))
+        warnings = (*trace.info.warnings, Issue.of("no-evidence"))
+        return replace(trace, info=replace(trace.info, evidence="none", warnings=warnings))
     text = "; ".join(f"{text} (of {count} devices)" if count > 1 else text for text, count in Counter(texts).items())
     doubt = f"; in doubt: {', '.join(dict.fromkeys(doubts))}" if doubts else ""
-    sentence = (
-        f"layers are from structure, the order of kernels alone: {text}; {explained / max(total, 1):.1%} of the "
-        f"kernels' time in blocks{doubt}"
-    )
-    issue = Issue("structure", "note", 1.0, sentence)
+    issue = Issue.of("structure", stacks=text, in_blocks=explained / max(total, 1), doubt=doubt)
     info = replace(trace.info, evidence=EVIDENCE, warnings=(*trace.info.warnings, issue))
     return ranges.trace(info)
 

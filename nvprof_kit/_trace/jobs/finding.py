@@ -155,8 +155,7 @@ def of_process(trace: Trace, path: Path, rank: int) -> Trace:
     on_device = set(few(tables["ops"]["device"].to_numpy()).tolist())
     gpus = zip(trace.info.ordinals, trace.info.gpus, strict=False)
     used = {ordinal: gpu for ordinal, gpu in gpus if ordinal in on_device}
-    text = f"only the process of rank {rank} is in the figures, one of {len(ranks)} with GPU work"
-    warnings = (*trace.info.warnings, Issue("one-process", "note", 1.0, text))
+    warnings = (*trace.info.warnings, Issue.of("one-process", rank=rank, count=len(ranks)))
     info = replace(trace.info, processes=1, gpus=tuple(used.values()), ordinals=tuple(used), warnings=warnings)
     return replace(trace, info=info, **tables)
 

@@ -191,8 +191,7 @@ class Events:
                 elif kind == "X" and category not in NAMES["not_read"]:
                     unknown[category] += len(rows)
         for category, count in unknown.most_common(3):
-            text = f"cat is {category[:80]!r} in {count} events, a category that is not known: they are not read"
-            self.warnings.append(Issue("unknown-category", "warning", 1.0, text))
+            self.warnings.append(Issue.of("unknown-category", category=category[:80], count=count))
         return pids, arrows
 
     def _add(self, category: str, rows: list[Any]) -> None:
@@ -255,11 +254,10 @@ class Events:
                 if lacking == count and key in _ESSENTIAL:
                     text = f"no {category} event has {key}, or one that is a number"
                     raise CaptureError(f"{named}: {text}; record it again")
-                text = f"{lacking} of {count} {category} events have no {key}, or none that is a number"
-                self.warnings.append(Issue("missing-field", "warning", lacking / count, text))
+                facts = {"count": lacking, "total": count, "category": category, "key": key}
+                self.warnings.append(Issue.of("missing-field", lacking / count, **facts))
             elif key == "args" or (key == "cat" and self._columns):
-                text = f"{events} that can be read: they are left out, or what it says is"
-                self.warnings.append(Issue("unreadable-events", "warning", 1.0, text))
+                self.warnings.append(Issue.of("unreadable-events", events=events))
             else:
                 raise CaptureError(
                     f"{named}: {events}, or none that can be read; the trace is damaged: record it again"

@@ -53,11 +53,7 @@ def read_ranges(events: Events, has_ours: bool) -> dict[str, Any]:
         modules = modules.iloc[np.lexsort((-modules["end_ns"], modules["start_ns"], modules["tid"]))]
         paths = _module_paths(modules, events.by_name(modules, lambda name: name[len(MODULE) :]))
         if paths:
-            text = (
-                f"layers are from PyTorch's module events: named by class and order ({paths[-1]}), not by their names "
-                "in the model; nvprof-kit record --annotate, or annotate_model(model), gives these"
-            )
-            events.warnings.append(Issue("class-names", "note", 1.0, text))
+            events.warnings.append(Issue.of("class-names", example=paths[-1]))
         rows = pd.concat([rows, modules])
         named += [(path, Category.FORWARD.value) for path in paths]
     return {
@@ -122,8 +118,7 @@ def read_operators(events: Events) -> dict[str, Any] | None:
     is_node = (made_on != 0) | events.by_name(operators, lambda name: _NODE.fullmatch(name) is not None, bool)
     parts = [operators[is_part] for is_part in (is_engine, is_numbered & is_node, is_numbered & ~is_node)]
     if len(parts[0]) and not len(parts[1]):
-        text = "no cpu_op event of the backward pass has args.Sequence number: it is not joined with the forward"
-        events.warnings.append(Issue("sequence-numbers", "warning", 1.0, text))
+        events.warnings.append(Issue.of("sequence-numbers:missing"))
     rows = pd.concat(parts)
     position = np.arange(len(rows))
     # PyTorch's numbers of forward threads are not system thread ids: each stands for the only thread, or for the one

@@ -32,15 +32,6 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN, parse_kineto_name
 
-_NO_GPU = Issue(
-    "no-gpu",
-    "note",
-    1.0,
-    "no GPU operations in this trace: the operations are CPU operators, each counted while none that it calls is "
-    "running",
-)
-
-
 _OPTIONAL: Mapping[str, Callable[[Events], dict[str, Any]]] = {
     "calls": read_calls,
     "loads": read_loads,
@@ -91,7 +82,7 @@ def read_kineto(source: Source, request: Request) -> Trace:
             ordinals=tuple(devices),
             on_gpu=on_gpu,
             evidence="" if has_ours or not on_gpu else SOUGHT,
-            warnings=(*(() if on_gpu else (_NO_GPU,)), *events.warnings),
+            warnings=(*(() if on_gpu else (Issue.of("no-gpu"),)), *events.warnings),
         ),
         ranges=make_frame("ranges", ranges),
         api=make_frame("api", api),

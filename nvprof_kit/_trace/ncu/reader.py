@@ -105,8 +105,7 @@ def together(reports: Sequence[NcuReport]) -> NcuReport:
     )
     warnings = [warning for report in reports for warning in report.warnings]
     if repeats := int(kernels.duplicated(["id", "pid", "kernel"]).sum()):
-        text = f"{repeats} of {len(kernels)} results stand there twice (ID and Process ID), and count twice"
-        warnings.append(Issue("repeated", "error", repeats / len(kernels), f"{text}; name each report once"))
+        warnings.append(Issue.of("repeated:ncu", repeats / len(kernels), count=repeats, total=len(kernels)))
     invocations = reports[0].invocations if len(reports) == 1 else ()
     path = ", ".join(report.path for report in reports)
     return NcuReport(path, kernels, metrics, texts, units, tuple(warnings), invocations)

@@ -236,11 +236,7 @@ def _info(
     starts = db.ids_like("cu%ProfilerStart%") if db.has(RUNTIME, "nameId") else ()
     issues = as_issues("no-gpu", [reason]) if reason else capture_warnings(db, ops, losses)
     if handed_over := nvtx.handed_over(domain):
-        text = (
-            f"{handed_over} ranges ended on another thread than they began on, and hold what the thread launched on "
-            "which they began; range the work of the other thread there"
-        )
-        issues = [*issues, Issue("handed-over", "warning", 1.0, text)]
+        issues = [*issues, Issue.of("handed-over", count=handed_over)]
     return CaptureInfo(
         path=str(db.named),
         tool=f"nsys {facts.get('EXPORT_PRODUCT_VERSION', '')}".strip(),

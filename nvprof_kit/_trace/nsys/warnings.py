@@ -9,7 +9,7 @@ import numpy as np
 from nvprof_kit._trace.files.database import Database, Where, among
 from nvprof_kit._trace.nsys.sources import Columns, check_rows, process_of, read_columns
 from nvprof_kit._trace.schema import OP_KINDS, Losses
-from nvprof_kit.issues import Issue, Severity
+from nvprof_kit.issues import Issue
 
 _WARNING, _ERROR = 2, 3
 _OVERHEAD_SHARE = 0.01
@@ -52,30 +52,20 @@ def capture_warnings(db: Database, ops: Columns, losses: Losses) -> list[Issue]:
         losses: The result of `losses_of`.
     """
     issues = []
-
-    def warn(code: str, share: float, text: str, severity: Severity = "warning") -> None:
-        issues.append(Issue(code, severity, share, text))
-
     launches, missing, count, unseen, overhead_ns = losses
     if unseen:
-        warn("whole-graphs", unseen / count,
-             f"{unseen} of {count} CUDA-graph replays were traced as a whole, so their kernels belong to no layer; "
-             "record with --cuda-graph-trace=node")  # fmt: skip
+        issues.append(Issue.of("whole-graphs:nsys", unseen / count, count=unseen, replays=count))
     window = max(int(ops["end_ns"].max()) - int(ops["start_ns"].min()), 1) if len(ops["start_ns"]) else 1
     if overhead_ns > _OVERHEAD_SHARE * window:
-        warn("overhead", overhead_ns / window,
-             f"the profiler itself took {overhead_ns / 1e6:.1f} ms of the {window / 1e6:.1f} ms window; CPU times and "
-             "gaps are too long, GPU times are not touched: record more steps, or skip the first")  # fmt: skip
+        times = {"overhead_ms": overhead_ns / 1e6, "window_ms": window / 1e6}
+        issues.append(Issue.of("overhead", overhead_ns / window, **times))
     if missing > _LOST_SHARE * launches:
-        warn("lost-kernels", missing / launches,
-             f"{missing:,} of {launches:,} kernel launches have no kernel in the capture: GPU times are too small; end "
-             "the window after torch.cuda.synchronize(), capture fewer steps, or use an nsys as new as the driver",
-             "error")  # fmt: skip
+        issues.append(Issue.of("lost-kernels", missing / launches, lost=missing, launches=launches))
     for text, (_, processes) in nsys_messages(db).items():
         # nsys warns of possible losses too, which count only if data is actually missing
         if missing or not GUESS.search(text):
-            times = f" ({len(processes)} times)" if len(processes) > 1 else ""
-            warn("nsys-message", 1.0, f"nsys warns: {' '.join(text.split())}{times}")
+            message = " ".join(text.split()) + (f" ({len(processes)} times)" if len(processes) > 1 else "")
+            issues.append(Issue.of("nsys-message", message=message))
     return issues
 
 
