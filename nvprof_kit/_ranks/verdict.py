@@ -45,8 +45,11 @@ ranks is compared too."""
 SLOW_LINK = 1.5
 """Transfers are slow if they take this multiple of the median of their equals."""
 
-_WHY, _PHRASES = (read_toml("nvprof_kit._ranks", "verdict.toml")[table] for table in ("why", "phrases"))
-"""Why a rank is late, by the verdict's cause, and how it spent its time, by kind of cause."""
+_TEXTS = read_toml("nvprof_kit._ranks", "verdict.toml")
+_SENTENCES, _WHY, _PHRASES = (_TEXTS[table] for table in ("sentences", "why", "phrases"))
+"""The verdicts without a straggler, why a rank is late, by the verdict's cause, and how it spent its time, by kind of
+cause.
+"""
 
 _PLACES = ("data_loading", "garbage_collection", "warm_up", "allocation")
 
@@ -110,14 +113,13 @@ def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame, floor_
         layers: See `nvprof_kit._ranks.stages.layer_table`.
         floor_ns: Shorter waits are less than the uncertainty of the clocks.
     """
-    ranks, all_charges, all_steps = len(tables.ranks), charges, tables.step_lengths()
+    ranks, all_charges, all_steps = len(tables.ranks), charges, tables.frame("step_lengths")
     if ranks < 2:
-        return Verdict(sentence="no verdict: a single rank cannot be compared")
+        return Verdict(sentence=_SENTENCES["single"])
     charges, steps = _counted_steps(all_charges, all_steps)
     lengths = steps["median_ns"] if len(steps) else layers.groupby("rank")["median_ns"].sum()
     if not len(charges) or not (length := float(np.median(lengths))):
-        sentence = "no verdict: the ranks share no collective in a step"
-        return start_up(all_charges, all_steps) or Verdict(sentence=sentence)
+        return start_up(all_charges, all_steps) or Verdict(sentence=_SENTENCES["unmatched"])
     faults = charges[~charges["cause"].isin(NO_FAULT)]
     faults = faults.assign(kind=kinds_of(faults["cause"]))
     numbers = steps["step"].tolist() if len(steps) else sorted(charges["step"].unique().tolist())
@@ -127,18 +129,15 @@ def judge(tables: JobTables, charges: pd.DataFrame, layers: pd.DataFrame, floor_
         of_rank = faults[faults["rank"] == rank], layers[layers["rank"] == rank]
         return late_rank(rank, *of_rank, costs[rank].dropna(), length, has_steps=len(all_steps) > 0)
     longest = float(costs.median().max()) if len(faults) else 0.0
-    nobody = f"no straggler: none of {plural(ranks, 'rank')} makes the others wait more than {_ms(longest)} of "
-    if floor_ns >= NOTABLE * length:
-        nobody = (
-            f"no verdict: are these captures of one run? Their clocks agree only to within {_ms(floor_ns)}, beside "
-        )
+    nobody = "several_runs" if floor_ns >= NOTABLE * length else "none"
+    facts = {"ranks": plural(ranks, "rank"), "longest": _ms(longest), "floor": _ms(floor_ns), "step": _ms(length)}
     return (
         link
         or spread_out(faults, costs.fillna(0.0), length)
         or uneven_stages(charges, numbers, length)
         or start_up(all_charges, all_steps)
         or (more_work(tables, layers, costs, length) if len(all_steps) else None)
-        or Verdict(sentence=f"{nobody}a step of {_ms(length)}")
+        or Verdict(sentence=_SENTENCES[nobody].format(**facts))
     )
 
 
@@ -214,10 +213,7 @@ def late_rank(
     cost, steps = float(costs.median()), costs.index.tolist()
     priced = _priced(cost, length)
     if faults["cost_ns"][faults["cause"] == "collective"].sum() > faults["cost_ns"].sum() / 2:
-        sentence = (
-            f"no straggler is known: rank {rank} holds the others up for {_ms(cost)} of a step of {_ms(length)}, "
-            "because of collectives that match none of another rank; the rank that it waits for may be missing"
-        )
+        sentence = _SENTENCES["collective"].format(rank=rank, cost=_ms(cost), step=_ms(length))
         return Verdict(cause="collective", sentence=sentence, **priced | {"severity": "warning"})
     by_kind = _by_step(faults, "kind", steps).median()
     layer, phase, kind = _standing_out(faults, layers, length, steps)
@@ -293,7 +289,7 @@ def _standing_out(
 
 def slow_link(tables: JobTables, length: float) -> Verdict | None:
     """A verdict on communicators whose transfers of the same sizes are slower than their equals'."""
-    table = tables.transfers()
+    table = tables.frame("transfers")
     equals = table.groupby(["sort", "bytes", "n"])["median_ns"]
     table = table.assign(usual=equals.transform("median"), equals=equals.transform("size"))
     slow = table[(table["equals"] >= 3) & (table["usual"] > 0) & (table["median_ns"] > SLOW_LINK * table["usual"])]
@@ -305,10 +301,8 @@ def slow_link(tables: JobTables, length: float) -> Verdict | None:
     slow_groups = [set(groups[comm]) for comm in by_group.index[by_group >= cost / 2]]
     shared = set.intersection(*slow_groups) if len(slow_groups) > 1 else set()
     worst = listing(sorted(groups[int(str(by_group.idxmax()))]))
-    sentence = (
-        f"slow link between ranks {worst}: transfers of one size take {(slow['median_ns'] / slow['usual']).max():.1f} "
-        f"times as long as between other ranks, {_ms(cost)} of a step of {_ms(length)}"
-    )
+    times = (slow["median_ns"] / slow["usual"]).max()
+    sentence = _SENTENCES["slow_link"].format(ranks=worst, times=times, cost=_ms(cost), step=_ms(length))
     rank = shared.pop() if len(shared) == 1 else None
     return Verdict(rank=rank, cause="slow_link", sentence=sentence, **_priced(cost, length))
 
@@ -324,17 +318,13 @@ def spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verd
     if is_late.mean() > 0.5 and len(costs) >= 3:
         ranks = listing(sorted({int(rank) for rank in by[is_late]}))
         why = _mostly(faults).replace("its host launches", "their hosts launch")
-        sentence = (
-            f"rotating stragglers: different ranks are late in different steps ({ranks}), {_ms(cost)} of a step of "
-            f"{_ms(length)}{why}; no single rank is at fault"
-        )
+        sentence = _SENTENCES["rotating"].format(ranks=ranks, cost=_ms(cost), step=_ms(length), why=why)
         return Verdict(cause="rotating", sentence=sentence, **_priced(cost, length))
     step = worst.idxmax()
     if worst[step] >= BAD_STEP * NOTABLE * length:
-        sentence = (
-            f"no straggler; one bad step: in step {step} the others wait {_ms(worst[step])} for rank {int(by[step])}"
-            f"{_mostly(faults[(faults['step'] == step) & (faults['rank'] == by[step])])}"
-        )
+        why = _mostly(faults[(faults["step"] == step) & (faults["rank"] == by[step])])
+        facts = {"step": step, "cost": _ms(worst[step]), "rank": int(by[step]), "why": why}
+        sentence = _SENTENCES["one_bad_step"].format(**facts)
         return Verdict(cause="one_bad_step", cost_ns_per_step=round(cost), sentence=sentence)
     return None
 
@@ -356,10 +346,8 @@ def uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Ver
     medians = _by_step(charges[charges["cause"] == "pipeline"], "rank", steps).median()
     if not len(medians) or medians.max() < NOTABLE * length:
         return None
-    sentence = (
-        f"no straggler: the pipeline's stages wait for one another, most for rank {medians.idxmax()}, "
-        f"{_ms(float(medians.max()))} of a step of {_ms(length)}; no rank does more than its peers"
-    )
+    facts = {"rank": medians.idxmax(), "cost": _ms(float(medians.max())), "step": _ms(length)}
+    sentence = _SENTENCES["uneven_stages"].format(**facts)
     return Verdict(cause="uneven_stages", sentence=sentence)
 
 
@@ -368,8 +356,7 @@ def start_up(charges: pd.DataFrame, steps: pd.DataFrame) -> Verdict | None:
     cold = charges[charges["cause"] == "start_up"]
     if not len(cold) or len(steps) > 1:
         return None
-    wait = _ms(float(cold["cost_ns"].sum()))
-    sentence = f"no straggler: {wait} of waiting is startup skew: the profilers did not start at the same moment"
+    sentence = _SENTENCES["start_up"].format(wait=_ms(float(cold["cost_ns"].sum())))
     return Verdict(cause="start_up", sentence=sentence)
 
 
@@ -387,12 +374,9 @@ def more_work(tables: JobTables, layers: pd.DataFrame, costs: pd.DataFrame, leng
     layer, phase = owner
     where = f"in the {phase} phase" if layer == NO_LAYER else f"in {layer} {phase}"
     waits = float(costs[rank].median()) if rank in costs else 0.0
-    sentence = (
-        f"rank {rank} is the likely straggler: its kernels take {_ms(work[rank].sum())} of a step of {_ms(length)}, "
-        f"those of the others {_ms(peer_work)}; most of the difference is {where}, {_ms(work[rank][owner])} "
-        f"against {_ms(peers[owner])}; only {_ms(waits)} of waiting for it are measured: {unmatched_share:.0%} of the "
-        "collectives have no match"
-    )
+    times = {"work": work[rank].sum(), "others": peer_work, "here": work[rank][owner], "there": peers[owner]}
+    facts = {name: _ms(ns) for name, ns in {**times, "step": length, "waits": waits}.items()}
+    sentence = _SENTENCES["more_work"].format(rank=rank, where=where, unmatched=unmatched_share, **facts)
     return Verdict(
         rank=rank,
         layer=None if layer == NO_LAYER else str(layer),
