@@ -150,9 +150,9 @@ class Job:
         from nvprof_kit._ranks.waits import MOST
 
         tables = self._aligned.tables
-        if tables.count() > MOST:
+        if (count := tables.value("count")) > MOST:
             raise UsageError(
-                f"{tables.count():,} collectives are too many to replay (at most {MOST:,}); "
+                f"{count:,} collectives are too many to replay (at most {MOST:,}); "
                 "name the captures of fewer ranks, for example those of one pipeline"
             )
         ranks = self.ranks["rank"].tolist()
@@ -202,7 +202,7 @@ class Job:
         from nvprof_kit._ranks.waits import MOST
 
         matched, waits = self._aligned.tables, self._waits
-        replayed = 0 < matched.count() <= MOST
+        replayed = 0 < matched.value("count") <= MOST
         tables: dict[str, Any] = {name: pd.DataFrame(columns=list(COLUMNS[f"ranks-{name}"])) for name in REPLAYED}
         if replayed:
             replays = (self.groups(), self.bubbles(), self.micro_batches(), self.critical_path(), self.what_if())
@@ -216,8 +216,8 @@ class Job:
             layers=self._layers,
             **{name.replace("-", "_"): rows for name, rows in tables.items()},
             replay_error=error(self._graph) if replayed else None,
-            steps=len(self._tables.step_lengths()),
-            collectives=matched.count(),
+            steps=len(self._tables.frame("step_lengths")),
+            collectives=matched.value("count"),
             total_wait_ns=waits.total_ns,
             warnings=self.warnings,
             sources=self._sources,

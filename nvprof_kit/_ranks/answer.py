@@ -192,69 +192,50 @@ _WARNED_RANKS = 8
 def job_warnings(aligned: Alignment) -> list[str]:
     """What may be missing in a job: ranks, clocks, steps, collectives."""
     tables, clocks = aligned.tables, aligned.clocks
-    ranks, steps = tables.ranks, tables.step_ranges()
-    warnings = []
+    ranks, steps = tables.ranks, tables.frame("step_ranges")
+    warnings: list[str] = []
     if tables.has_unlike_layers:
         evidence = [
             f"{str(source) or 'named ranges or modules'} ({listing(of_source['rank'].tolist())})"
             for source, of_source in ranks.groupby("evidence")
         ]
         how = "without layers" if tables.has_unlike_phases else "by phase, without layers"
-        warnings.append(
-            f"ranks are compared {how}, because theirs are from different evidence: {', '.join(evidence)}; "
-            "record all ranks alike, or read all with the same --domain and --rules"
-        )
+        warnings.append(Issue.of("unlike-evidence", how=how, evidence=", ".join(evidence)))
     world = max(int(ranks["world_size"].max()), int(ranks["rank"].max()) + 1)
     missing = sorted(set(range(world)) - set(ranks["rank"]))
     if missing:
-        warnings.append(
-            f"{len(missing)} of {plural(world, 'rank')} {'is' if len(missing) == 1 else 'are'} missing "
-            f"({listing(missing)}): the slowest rank may be one of them; profile them too, or take the waits as "
-            "lower bounds"
-        )
+        facts = {"count": len(missing), "world": plural(world, "rank"), "are": "is" if len(missing) == 1 else "are"}
+        warnings.append(Issue.of("missing-ranks", ranks=listing(missing), **facts))
     unaligned = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
     if unaligned:
         verbs = "shares no collective with the others and is/share no collective with the others and are"
-        warnings.append(f"{plural(len(unaligned), 'rank', verbs)} not aligned ({listing(unaligned)})")
+        who = plural(len(unaligned), "rank", verbs)
+        warnings.append(Issue.of("unaligned", who=who, ranks=listing(unaligned)))
     drifting = clocks[clocks["residual_ns"] > COARSE_NS]["rank"].tolist()
     if drifting:
-        warnings.append(
-            f"{plural(len(drifting), 'clock', 'is/are')} aligned to no better than {COARSE_NS / 1e6} ms "
-            f"({listing(drifting)}): shorter waits between them cannot be trusted"
-        )
+        who = plural(len(drifting), "clock", "is/are")
+        warnings.append(Issue.of("coarse-clocks", who=who, ranks=listing(drifting), limit_ms=COARSE_NS / 1e6))
     # ranks that started later, ended early, or recorded a different window
-    disjoint = steps[(steps["shared"] == 0) & (len(steps) > 1)]
-    if len(disjoint):
-        first = disjoint.iloc[0]
-        warnings.append(
-            f"{plural(len(disjoint), 'rank', 'has/have')} no step in common with another one "
-            f"({listing(disjoint['rank'].tolist())}; rank {first['rank']} has steps {first['first']} to {first['last']}"
-            "): capture the same window of one run on every rank"
-        )
-    fewer = steps[(steps["steps"] < steps["steps"].max()) & (steps["shared"] > 0)]
-    if len(fewer):
-        first = fewer.iloc[0]
-        warnings.append(
-            f"{plural(len(fewer), 'rank', 'has/have')} fewer steps than the others ({listing(fewer['rank'].tolist())}; "
-            f"rank {first['rank']} has steps {first['first']} to {first['last']}, {first['steps']} of "
-            f"{steps['steps'].max()}): its window began later or it ended early; the verdict covers the steps that "
-            "most ranks have"
-        )
+    most = steps["steps"].max()
+    is_odd = {"disjoint-steps": (steps["shared"] == 0) & (len(steps) > 1)}
+    is_odd["fewer-steps"] = (steps["steps"] < most) & (steps["shared"] > 0)
+    for code, of_ranks in ((code, steps[is_of_code]) for code, is_of_code in is_odd.items()):
+        if len(of_ranks):
+            who, numbers = plural(len(of_ranks), "rank", "has/have"), listing(of_ranks["rank"].tolist())
+            example: Any = of_ranks.iloc[0].to_dict()
+            warnings.append(Issue.of(code, who=who, ranks=numbers, most=most, **example))
     in_steps = tables.matched_steps()
     matched = in_steps[in_steps["matched"]]
     lacking = in_steps[~in_steps["matched"] & in_steps["step"].isin(matched["step"])]
     lacking = lacking[lacking["rank"].isin(matched["rank"])]
     ranges = lacking.groupby("rank")["step"].agg(["min", "max", "size"]).head(_WARNED_RANKS)
     warnings += [
-        f"no collective of rank {rank} matches in {count} of the steps {first} to {last}, which other ranks have too: "
-        "its clock may have jumped, or its step numbers differ; it is judged by its other steps"
+        Issue.of("unmatched-steps", rank=rank, first=first, last=last, count=count)
         for rank, first, last, count in ranges.itertuples()
     ]
-    if mismatched := tables.unlike():
-        warnings.append(
-            f"{plural(mismatched, 'collective', 'is/are')} of different kinds on different ranks and left out"
-        )
+    if mismatched := tables.value("unlike"):
+        warnings.append(Issue.of("unlike-collectives", who=plural(mismatched, "collective", "is/are")))
     if unmatched := tables.unmatched():
         verbs = "is on one rank only and/are on one rank only and"
-        warnings.append(f"{plural(unmatched, 'collective', verbs)} cannot be matched")
+        warnings.append(Issue.of("unmatched-collectives", who=plural(unmatched, "collective", verbs)))
     return [*warnings, *aligned.warnings]

@@ -98,21 +98,21 @@ def align_job(tables: JobTables) -> Alignment:
     marks = tables.ranks[tables.ranks["groups"] != ""]
     marked_groups = listed_groups(dict(zip(marks["rank"].tolist(), marks["groups"].tolist(), strict=True)), ranks)
     warnings = marked_groups.warnings
-    members = tables.stream_members()
+    members = tables.frame("stream_members")
     if len(ranks) > 2 and len(members):
         warnings += separate(tables, members, marked_groups)
     if len(members) and max(int(tables.ranks["world_size"].max()), max(ranks) + 1, len(ranks)) > 2:
         from nvprof_kit._ranks.messages import match_messages
 
         warnings += match_messages(tables, marked_groups)
-    odd_steps = tables.odd_steps()
+    odd_steps = tables.frame("odd_steps")
     ends = tables.ends(1 if rows <= FEW else max(largest // SAMPLES, 1))
     is_even = ends.merge(odd_steps.assign(odd=True), on=["c", "s"], how="left")["odd"].isna().to_numpy()
     clocks = align(ends[is_even] if is_even.any() else ends, ranks)
     residuals, aligned = clocks["residual_ns"].dropna(), clocks[clocks["offset_ns"].notna()]
     floor = max(round(2 * float(residuals.median())), LEAST_FLOOR_NS) if len(residuals) else LEAST_FLOOR_NS
     if len(odd_steps):
-        tables.renumber(_by_time(tables.members_of_steps(odd_steps).merge(aligned, on="rank"), floor))
+        tables.insert("renumbered", _by_time(tables.members_of_steps(odd_steps).merge(aligned, on="rank"), floor))
     drift = aligned.assign(drift=aligned["drift_ppm"] / 1e6)[["rank", "at_ns", "offset_ns", "drift"]]
     tables.match(drift.astype({"offset_ns": "int64"}))
     return Alignment(tables, clocks, floor, warnings, marked_groups)

@@ -26,7 +26,7 @@ import pandas as pd
 
 from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import JobTables
-from nvprof_kit.issues import listing, plural
+from nvprof_kit.issues import Issue, listing, plural
 from nvprof_kit.names import Category, GroupName, parse_groups
 
 LEAST_NS = 3_000
@@ -169,7 +169,7 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int], marked_groups:
         marked_groups: The groups that the marks list, which name a group without a name by its ranks.
     """
     rows = []
-    for _, comm_uses in tables.uses().groupby("c", sort=False):
+    for _, comm_uses in tables.frame("uses").groupby("c", sort=False):
         ranks = sorted({int(rank) for use_ranks in comm_uses["ranks"] for rank in use_ranks})
         name, kinds = str(comm_uses["group"].max()), sorted(filter(None, set(comm_uses["kind"])))
         name = name or marked_groups.name_of(ranks, passes_on=set(kinds) <= _POINT_TO_POINT)
@@ -291,13 +291,7 @@ def listed_groups(mark_of_rank: Mapping[int, str], ranks: Iterable[int] = ()) ->
             if group.ranks is not ranks_of_first and group.ranks != ranks_of_first
         }
     if contradicting:
-        return ListedGroups(
-            warnings=(
-                f"the process groups that the marks of ranks {listing(sorted(contradicting))} list contradict "
-                "those of other ranks or their own rank: they are left out, and groups are found by time; are the "
-                "captures of one run?",
-            )
-        )
+        return ListedGroups(warnings=(Issue.of("contradicting-groups", ranks=listing(sorted(contradicting))),))
     without_mark = set(ranks).difference(mark_of_rank)
     for group_of_rank in by_name.values() if without_mark else ():
         group = next(iter(group_of_rank.values()))
@@ -363,11 +357,7 @@ def separate(tables: JobTables, members: pd.DataFrame, marked_groups: ListedGrou
         mixed = members[members["comm"].isin(several.index[several > 1])]
         timed_parts = mixed.assign(part=mixed["rank"])
         if len(mixed):
-            warnings = (
-                f"{plural(mixed['comm'].nunique(), 'communicator', 'is/are')} known only by stream, and by time "
-                "several groups of ranks share one: their collectives are not matched, as groups are found by time for "
-                f"at most {MOST_SEPARATED} ranks; profile with nvprof_kit.step() or annotate_model: the marks list "
-                "them",
-            )
-    tables.split(pd.concat([marked_parts, timed_parts], ignore_index=True))
+            who = plural(mixed["comm"].nunique(), "communicator", "is/are")
+            warnings = (Issue.of("unseparated", who=who, limit=MOST_SEPARATED),)
+    tables.insert("parts", pd.concat([marked_parts, timed_parts], ignore_index=True))
     return warnings

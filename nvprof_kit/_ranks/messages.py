@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nvprof_kit._ranks.groups import MOST_SEPARATED, ListedGroups
 from nvprof_kit._ranks.stages import stages_of
-from nvprof_kit.issues import listing, plural
+from nvprof_kit.issues import Issue, listing, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,7 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 def match_messages(tables: JobTables, marked_groups: ListedGroups) -> tuple[str, ...]:
     """Match the sends and receives of a pipeline of more than two ranks whose communicators have no names."""
     ranks, world_size = tables.ranks["rank"], int(tables.ranks["world_size"].max())
-    messages = tables.messages()
+    messages = tables.frame("messages")
     if not len(messages):
         return ()
     stages = stages_of(tables.layer_medians)
@@ -67,7 +67,7 @@ def match_messages(tables: JobTables, marked_groups: ListedGroups) -> tuple[str,
         numbers, warnings = numbered(messages, "partners are found by time if all ranks of the job are there")
     else:
         numbers, warnings = pair_messages(messages, stages, marked_groups.may_pass)
-    tables.renumber(numbers)
+    tables.insert("renumbered", numbers)
     return warnings
 
 
@@ -113,18 +113,16 @@ def numbered(
 
     Returns:
         Of every message its rank and index, and the keys c (its pair of ranks), s and k that match it
-        (`nvprof_kit._trace.jobs.tables.JobTables.renumber`); and a warning about those that are unmatched.
+        (`nvprof_kit._trace.jobs.tables.JobTables.insert`); and a warning about those that are unmatched.
     """
     pair = np.zeros(len(messages), dtype=np.int64) if pair is None else pair
     number = np.arange(len(messages)) if number is None else number
     unmatched = pair == 0
     warnings: tuple[str, ...] = ()
     if unmatched.any():
-        warnings = (
-            f"{plural(int(unmatched.sum()), 'message', 'cannot be matched and is/cannot be matched and are')} left out "
-            f"(sends and receives of ranks {listing(sorted(set(messages['rank'][unmatched])))}): the captures do not "
-            f"name their communicators, and {reason}; waiting for them is not measured",
-        )
+        who = plural(int(unmatched.sum()), "message", "cannot be matched and is/cannot be matched and are")
+        ranks = listing(sorted(set(messages["rank"][unmatched])))
+        warnings = (Issue.of("unmatched-messages", who=who, ranks=ranks, reason=reason),)
     return messages[["rank", "index"]].assign(c=pair, s=-2, k=number), warnings
 
 

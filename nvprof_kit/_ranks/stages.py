@@ -106,7 +106,7 @@ _BUSY = ("compute", "copy")
 
 def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
     """How long each stage waits for each micro-batch, with `MICRO_BATCH_COLUMNS`; empty without a pipeline."""
-    ends = tables.passed_on()
+    ends = tables.frame("passed_on")
     both = ends.merge(ends, on=["c", "s", "k"], suffixes=("", "_from"))
     both = both[both["rank"] != both["rank_from"]]
     stage, other = (both[name].map(stages).fillna(0).astype("int64") for name in ("rank", "rank_from"))
@@ -134,7 +134,7 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
     """
     if not len(batches):
         return pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
-    step_times = tables.step_times()
+    step_times = tables.frame("step_times")
     sort = np.select(
         [step_times["doing"].isin(_BUSY), step_times["passes_on"], step_times["doing"] == "communication"],
         ["busy_ns", "wait_ns", "other_ns"],

@@ -68,7 +68,7 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
     Raises:
         AssertionError: The charges do not add up to the waiting: a bug in this package.
     """
-    total, is_small = tables.total_wait(), tables.count() <= MOST
+    total, is_small = int(tables.value("total_wait")), tables.value("count") <= MOST
     instances = tables.instances(0 if is_small else SHOWN)
     if not is_small:
         instances = instances[instances["n"].cumsum() <= SHOWN_WAITS]
@@ -192,7 +192,7 @@ def coarse_charges(tables: JobTables) -> pd.DataFrame:
     compute = np.where(excesses["more_ops"], "more_kernels", "slower_kernels")
     excesses = excesses.assign(cause=np.where(excesses["kind"] == "compute", compute, excesses["kind"]))
     roots = excesses[["step", "rank", "cause", "layer", "phase", "excess_ns"]]
-    waited = tables.by_late_rank().assign(rank=lambda rows: rows["late_rank"])
+    waited = tables.frame("by_late_rank").assign(rank=lambda rows: rows["late_rank"])
     # the profilers start in the first step, so a late rank there has no root to charge
     is_cold = waited["step"] == waited["step"].min()
     has_root = waited["step"].isin(roots["step"]) & ~is_cold
@@ -231,7 +231,8 @@ def host_reasons(causes: pd.DataFrame, tables: JobTables) -> pd.DataFrame:
     """
     causes, keys = causes.copy(), ["step", "rank"]
     for column, cause in (("gc_ns", "garbage_collection"), ("loading_ns", "data_loading")):
-        more = causes[keys].merge(tables.host_excesses(column, LEAST_NS), on=keys, how="left")["excess_ns"].to_numpy()
+        excesses = tables.frame("host_excesses", column=column, least_ns=LEAST_NS)
+        more = causes[keys].merge(excesses, on=keys, how="left")["excess_ns"].to_numpy()
         costs = causes[keys].assign(
             host=causes["cost"].where(causes["cause"] == "host", 0.0),
             direct=causes["cost"].where(causes["cause"] == cause, 0.0),

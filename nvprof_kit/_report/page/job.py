@@ -139,7 +139,7 @@ def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timelin
     names = dict.fromkeys(map(_place, *(answer.layers[name].astype(str) for name in ("layer", "phase"))))
     layers = sorted(names, key=_natural)
     tree = ModelTree(tuple(layers), tuple(parents_of(layers, ()).values()))
-    by_step = tables.rank_steps().sort_values("step", kind="stable")
+    by_step = tables.frame("rank_steps").sort_values("step", kind="stable")
     data = {
         "steps": 1,
         "tree": {"name": [short_text(layer) for layer in layers], "parent": tree.parent.tolist()},

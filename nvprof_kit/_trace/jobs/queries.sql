@@ -37,16 +37,19 @@ SELECT sum(n)::BIGINT AS n FROM tallies GROUP BY rank
 SELECT c, s, k, rank, end_ns, end_ns - start_ns AS took_ns, sort IN {symmetric} AS symmetric
 FROM members WHERE hash(s, k) % {keep_every} = 0
 
+-- The ranks of the communicators known only by stream.
 -- name: stream_members
 SELECT DISTINCT comm, rank FROM tallies WHERE comm LIKE 'stream %' AND s >= -1 ORDER BY ALL
 
 -- name: stream_ends
 SELECT comm, s, k, rank, end_ns, size FROM members WHERE comm LIKE 'stream %' AND s >= -1 AND rank IN ({ranks})
 
+-- Sends and receives identified only by stream and order.
 -- name: messages
 SELECT rank, index, kind, step, bytes, start_ns, end_ns FROM members
 WHERE sort = 'SendRecv' AND s <> -2 AND comm LIKE 'stream %' ORDER BY rank, index
 
+-- Communicators and steps with different numbers of order-matched collectives on their ranks.
 -- name: odd_steps
 SELECT c, s FROM (SELECT c, s, rank, sum(n) AS n FROM tallies WHERE s <> -2 GROUP BY c, s, rank)
 GROUP BY c, s HAVING min(n) <> max(n)
@@ -107,23 +110,28 @@ SELECT rank AS waiting_rank, late_rank, sum(wait_ns)::BIGINT AS wait_ns FROM wai
 WHERE rank <> late_rank AND NOT list_contains({without}::BIGINT[], step)
 GROUP BY rank, late_rank ORDER BY waiting_rank, late_rank
 
+-- The number of matched collectives.
 -- name: count
 SELECT count(*) FROM matches WHERE NOT unlike
 
+-- The number of matched collectives with different kinds on their ranks.
 -- name: unlike
 SELECT count(*) FROM matches WHERE unlike
 
 -- name: matched_collectives
 SELECT coalesce(sum(n), 0) FROM matches
 
+-- The wait time of all ranks.
 -- name: total_wait
 SELECT coalesce(sum(wait_ns), 0) FROM instances
 
+-- Wait time by step, communicator and last rank; exposed_ns is about the part of it without concurrent work.
 -- name: by_late_rank
 SELECT step, c, late_rank, max(n) AS n, sum(wait_ns)::BIGINT AS wait_ns,
     sum(least(wait_ns, alone_ns))::BIGINT AS exposed_ns
 FROM instances GROUP BY step, c, late_rank
 
+-- Transfer times by communicator, kind and size; n are the ranks of the communicator, if unknown those present.
 -- name: transfers
 SELECT c, sort, bytes, greatest(max(n), max(size)) AS n, count(*) AS count, count(DISTINCT step) AS steps,
     quantile_cont(ended - arrival, 0.5) AS median_ns
@@ -132,16 +140,19 @@ FROM matches WHERE NOT unlike GROUP BY c, sort, bytes
 -- name: communicators
 SELECT c, list(DISTINCT rank ORDER BY rank) FROM tallies GROUP BY c
 
+-- Use of communicators.
 -- name: uses
 SELECT m.c, min(m.comm) AS comm, max(x.group) AS group, m.kind, x.phase, max(m.size) AS size,
     list(DISTINCT m.rank) AS ranks, count(*) AS collectives
 FROM members AS m JOIN collectives AS x USING (rank, index)
 GROUP BY m.c, m.kind, x.phase ORDER BY m.c, m.kind, x.phase
 
+-- The members of matched sends and receives in steps.
 -- name: passed_on
 SELECT c, s, k, rank, kind, step, a, e, alone FROM matched SEMI JOIN matches USING (c, s, k)
 WHERE sort = 'SendRecv' AND step >= 0
 
+-- Device activity in steps; passes_on is whether it is in a send or receive alone.
 -- name: step_times
 SELECT p.step, p.rank, p.doing, coalesce(x.sort = 'SendRecv', false) AS passes_on, sum(p.ns)::BIGINT AS ns
 FROM segments AS p LEFT JOIN members AS x ON x.rank = p.rank AND x.index = p.collective
@@ -176,16 +187,19 @@ SELECT step, rank, '{kind}' AS kind, layer, phase, ns - median_ns AS excess_ns, 
 FROM time JOIN usual USING (step, layer, phase)
 WHERE ns - median_ns > greatest({least_ns}, {least_share} * median_ns)
 
+-- Excess time of a column (loading_ns or gc_ns) in a step over the median of the ranks.
 -- name: host_excesses
 SELECT step, rank, {column} - usual AS excess_ns FROM steps
 JOIN (SELECT step, quantile_disc({column}, 0.5) AS usual FROM steps GROUP BY step) USING (step)
 WHERE {column} - usual > {least_ns}
 
+-- The steps of each rank; shared is the number that another rank has too.
 -- name: step_ranges
 SELECT rank, min(step) AS first, max(step) AS last, count(*) AS steps, count(*) FILTER (WHERE n > 1) AS shared
 FROM (SELECT DISTINCT rank, step FROM steps)
 JOIN (SELECT step, count(DISTINCT rank) AS n FROM steps GROUP BY step) USING (step) GROUP BY rank ORDER BY rank
 
+-- Steps: the median over ranks, and whether it is warm-up on any rank.
 -- name: step_lengths
 SELECT step, quantile_disc(end_ns - start_ns, 0.5) AS median_ns, count(*) AS ranks, bool_or(warm_up) AS warm_up
 FROM steps GROUP BY step ORDER BY step
@@ -197,6 +211,7 @@ SELECT DISTINCT step, rank, true AS matched FROM steps
 SELECT step, rank, bool_or(n IS NOT NULL) AS matched FROM matched
 LEFT JOIN (SELECT c, s, k, n FROM matches) USING (c, s, k) WHERE step >= 0 GROUP BY step, rank
 
+-- Step by rank; wait_ns is in matched collectives.
 -- name: rank_steps
 WITH work AS (SELECT rank, step, sum(compute_ns)::BIGINT AS compute_ns, sum(idle_ns)::BIGINT AS idle_ns
         FROM layers GROUP BY rank, step),

@@ -126,7 +126,7 @@ class JobTables:
             )
         self.has_unlike_layers = self.ranks["evidence"].nunique() > 1
         self.has_unlike_phases = (
-            self.has_unlike_layers and self._value("phases_of_ranks", layers=self._read("layers")) > 1
+            self.has_unlike_layers and self.value("phases_of_ranks", layers=self._read("layers")) > 1
         )
         if self.has_unlike_layers:
             self._constants = {"layer": NO_LAYER} | ({"phase": NO_PHASE} if self.has_unlike_phases else {})
@@ -144,7 +144,7 @@ class JobTables:
             "comm": "'stream ' || stream" if by_stream else "x.comm",
             "number": row_number if by_stream else "number",
             "sequence": "sequence" if numbered.all() else "-1",
-            "operation": "operation" if self._value("has_operations") else "-1",
+            "operation": "operation" if self.value("has_operations") else "-1",
         }
         self._run("CREATE TABLE parts (comm VARCHAR, rank BIGINT, part BIGINT)")
         self._run("CREATE TABLE renumbered (rank BIGINT, index BIGINT, c UBIGINT, s BIGINT, k BIGINT)")
@@ -165,23 +165,14 @@ class JobTables:
             group_by = "GROUP BY ALL"
         return f"SELECT {', '.join(columns.values())} FROM {source} {group_by}"
 
-    def split(self, parts: pd.DataFrame) -> None:
-        """Split communicators that share a name.
+    def insert(self, table: str, rows: pd.DataFrame) -> None:
+        """Change the keys of collectives.
 
         Args:
-            parts: comm, rank, and the part of the communicator that the rank belongs to.
+            table: ``parts`` to split communicators that share a name, or ``renumbered`` to replace keys.
+            rows: comm, rank, and the part of the communicator that the rank belongs to; or rank, index, and the keys c,
+                s and k.
         """
-        self._insert("parts", parts)
-
-    def renumber(self, members: pd.DataFrame) -> None:
-        """Replace the keys of some collectives.
-
-        Args:
-            members: rank, index, and the keys c, s and k.
-        """
-        self._insert("renumbered", members)
-
-    def _insert(self, table: str, rows: pd.DataFrame) -> None:
         if len(rows):
             self._db.register("given", rows)
             self._run(f"INSERT INTO {table} BY NAME SELECT * FROM given")
@@ -194,37 +185,25 @@ class JobTables:
 
     def rows(self) -> tuple[int, int]:
         """Number of collectives of all ranks, and the maximum of one rank."""
-        by_rank = self._frame("collectives_by_rank")["n"]
+        by_rank = self.frame("collectives_by_rank")["n"]
         return int(by_rank.sum()), int(by_rank.max()) if len(by_rank) else 0
 
     def ends(self, keep_every: int) -> pd.DataFrame:
         """End times of collectives for clock alignment, a sample of one in `keep_every`: c, s, k, rank, end_ns,
         took_ns, symmetric.
         """
-        return self._frame("ends", keep_every=max(keep_every, 1))
-
-    def stream_members(self) -> pd.DataFrame:
-        """The ranks of the communicators known only by stream: comm, rank."""
-        return self._frame("stream_members")
+        return self.frame("ends", keep_every=max(keep_every, 1))
 
     def stream_ends(self, ranks: Sequence[int]) -> pd.DataFrame:
         """End times of these ranks' collectives with communicators known only by stream: comm, s, k, rank, end_ns,
         size.
         """
-        return self._frame("stream_ends", ranks=", ".join(map(str, ranks)))
-
-    def messages(self) -> pd.DataFrame:
-        """Sends and receives identified only by stream and order: rank, index, kind, step, bytes, start_ns, end_ns."""
-        return self._frame("messages")
-
-    def odd_steps(self) -> pd.DataFrame:
-        """Communicators and steps with different numbers of order-matched collectives on their ranks: c, s."""
-        return self._frame("odd_steps")
+        return self.frame("stream_ends", ranks=", ".join(map(str, ranks)))
 
     def members_of_steps(self, steps: pd.DataFrame) -> pd.DataFrame:
         """The members of the given communicators and steps: rank, index, c, s, sort, end_ns."""
         self._db.register("given_steps", steps)
-        return self._frame("members_of_steps")
+        return self.frame("members_of_steps")
 
     def match(self, clocks: pd.DataFrame) -> None:
         """Align the collectives to a common clock and match them.
@@ -244,7 +223,7 @@ class JobTables:
         Args:
             limit: Maximum number, longest waits first; 0 for all.
         """
-        return self._frame("chosen_instances", order=f"ORDER BY wait_ns DESC LIMIT {limit}" if limit else "")
+        return self.frame("chosen_instances", order=f"ORDER BY wait_ns DESC LIMIT {limit}" if limit else "")
 
     def matrix(self, without: Sequence[int] = ()) -> pd.DataFrame:
         """Wait time by pair of ranks: waiting_rank, late_rank, wait_ns.
@@ -252,63 +231,27 @@ class JobTables:
         Args:
             without: Steps to leave out.
         """
-        return self._frame("matrix", without=list(without))
-
-    def count(self) -> int:
-        """Number of matched collectives."""
-        return int(self._value("count"))
-
-    def unlike(self) -> int:
-        """Number of matched collectives with different kinds on their ranks."""
-        return int(self._value("unlike"))
+        return self.frame("matrix", without=list(without))
 
     def unmatched(self) -> int:
         """Number of collectives without a match on another rank."""
-        return self.rows()[0] - int(self._value("matched_collectives"))
-
-    def total_wait(self) -> int:
-        """Total wait time of all ranks, in ns."""
-        return int(self._value("total_wait"))
-
-    def by_late_rank(self) -> pd.DataFrame:
-        """Wait time by step, communicator and last rank: step, c, late_rank, n, wait_ns, exposed_ns (approximately the
-        part of it without concurrent work).
-        """
-        return self._frame("by_late_rank")
-
-    def transfers(self) -> pd.DataFrame:
-        """Transfer times by communicator, kind and size: c, sort, bytes, n (ranks of the communicator; if unknown, only
-        those present), count, median_ns, steps.
-        """
-        return self._frame("transfers")
+        return self.rows()[0] - int(self.value("matched_collectives"))
 
     def communicators(self) -> dict[int, tuple[int, ...]]:
         """The ranks of each communicator."""
         return {c: tuple(ranks) for c, ranks in self._query("communicators", "fetchall")}
 
-    def uses(self) -> pd.DataFrame:
-        """Use of communicators: c, comm, group, kind, phase, size, ranks (a list), collectives."""
-        return self._frame("uses")
-
-    def passed_on(self) -> pd.DataFrame:
-        """The members of matched sends and receives in steps: c, s, k, rank, kind, step, a, e, alone."""
-        return self._frame("passed_on")
-
-    def step_times(self) -> pd.DataFrame:
-        """Device activity in steps: step, rank, doing, passes_on (only in a send or receive), ns."""
-        return self._frame("step_times")
-
     def members_of(self, instances: pd.DataFrame) -> pd.DataFrame:
         """Members of the given instances: c, s, k, rank, index, comm, a and e (aligned start and end), alone."""
         self._db.register("given_instances", instances[["c", "s", "k"]])
-        return self._frame("members_of")
+        return self.frame("members_of")
 
     def points(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The collectives of the given ranks: rank, index, c, s, k, step, a, e, ready_segment, end_segment, gates,
         queued_ns (from ready to start), layer, phase; and of those that are matched arrival, late_rank and sort of all
         ranks.
         """
-        points = self._frame("points", ranks=", ".join(map(str, ranks)))
+        points = self.frame("points", ranks=", ".join(map(str, ranks)))
         self._check_filled("collectives", points.drop(columns=["arrival", "late_rank", "sort"]))
         # causes look rows up by it
         if (points["index"] != points.groupby("rank", sort=False).cumcount()).any():
@@ -317,7 +260,7 @@ class JobTables:
 
     def segments(self, ranks: Sequence[int]) -> pd.DataFrame:
         """The segments of the given ranks, by rank and segment."""
-        segments = self._frame("segments", ranks=", ".join(map(str, ranks)))
+        segments = self.frame("segments", ranks=", ".join(map(str, ranks)))
         self._check_filled("segments", segments)
         return segments
 
@@ -334,11 +277,11 @@ class JobTables:
         """
         import pandas as pd
 
-        in_steps = "step >= 0" if self._value("has_steps") else "true"
+        in_steps = "step >= 0" if self.value("has_steps") else "true"
         ranks = sorted(self.ranks["rank"].tolist())
         batches = (ranks[low : low + _AT_ONCE] for low in range(0, len(ranks), _AT_ONCE))
         # in parts: DuckDB's memory limit does not hold for the values of which it finds the median
-        parts = [self._frame("layer_medians", in_steps=in_steps, first=batch[0], last=batch[-1]) for batch in batches]
+        parts = [self.frame("layer_medians", in_steps=in_steps, first=batch[0], last=batch[-1]) for batch in batches]
         return pd.concat(parts, ignore_index=True)
 
     def excesses(self, least_ns: int, least_share: float) -> pd.DataFrame:
@@ -360,46 +303,27 @@ class JobTables:
             "data_loading": "loading_ns",
         }
         tables = [
-            self._frame("excesses", kind=kind, ns=ns, least_ns=least_ns, least_share=least_share)
+            self.frame("excesses", kind=kind, ns=ns, least_ns=least_ns, least_share=least_share)
             for kind, ns in kinds.items()
         ]
         return pd.concat(tables, ignore_index=True)
-
-    def host_excesses(self, column: str, least_ns: int) -> pd.DataFrame:
-        """Excess host time in a step over the median of the ranks: step, rank, excess_ns.
-
-        Args:
-            column: The column to compare: loading_ns or gc_ns.
-            least_ns: Minimum excess.
-        """
-        return self._frame("host_excesses", column=column, least_ns=least_ns)
-
-    def step_ranges(self) -> pd.DataFrame:
-        """The steps of each rank: rank, first, last, steps, and shared, the number that another rank has too."""
-        return self._frame("step_ranges")
-
-    def step_lengths(self) -> pd.DataFrame:
-        """Steps: step, median_ns over ranks, ranks, and warm_up (true if it is warm-up on any rank)."""
-        return self._frame("step_lengths")
 
     def matched_steps(self) -> pd.DataFrame:
         """Steps in which each rank has collectives: step, rank, and whether any of them is matched. All are taken for
         matched in a large job.
         """
-        return self._frame("all_steps" if self.rows()[0] > FEW else "matched_steps")
-
-    def rank_steps(self) -> pd.DataFrame:
-        """Step by rank: step, rank, length_ns, compute_ns, idle_ns, and wait_ns in matched collectives."""
-        return self._frame("rank_steps")
+        return self.frame("all_steps" if self.rows()[0] > FEW else "matched_steps")
 
     def _refuse(self, fault: str) -> None:
         self.close()
         raise CaptureError(fault)
 
-    def _value(self, name: str, **words: object) -> Any:
+    def value(self, name: str, **words: object) -> Any:
+        """The single value of a query of `queries.sql`; see `_query`."""
         return self._query(name, "fetchall", **words)[0][0]
 
-    def _frame(self, name: str, **words: object) -> pd.DataFrame:
+    def frame(self, name: str, **words: object) -> pd.DataFrame:
+        """The rows of a query of `queries.sql`; see `_query`."""
         frame: pd.DataFrame = self._query(name, "df", **words)
         return frame
 
