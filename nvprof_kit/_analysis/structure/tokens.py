@@ -9,6 +9,7 @@ launches all, as in the replay of a CUDA graph, the names of the kernels tell it
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,19 +26,23 @@ Bools = npt.NDArray[np.bool_]
 FORWARD, BACKWARD = 1, 2
 """Directions of an anchor."""
 
-_BACKWARD = re.compile(r"bwd|backward|bprop|dgrad|wgrad|grad_weight|_d[qkv]_|dot_do_o|convert_dq|reduce_head", re.I)
-_NEUTRAL = re.compile(r"unpack_cudnn|compute_dot|convert_dq|reduce_head|preprocess|postprocess", re.I)
-_SCAN = re.compile(r"depthwise|causal_conv1d|selective_(scan|state)|chunk_scan|delta_rule", re.I)
-_LOSS = re.compile(r"softmax_warp_\w+<[^<>]*?\d+, (?:\(bool\)1|true),|log_?softmax|cross_?entropy|nll_loss", re.I)
-_ENDS = re.compile(_LOSS.pattern + r"|argmax", re.I)
-_CONVOLUTION = re.compile(r"fprop|implicit_?gemm|im2col|nchwToNhwc|_convolve|conv(?!ert).*2d(?!.*depthwise)", re.I)
-_SUM = re.compile(r"CUDAFunctor_add<(?!long|int|bool)")
-_CONTIGUOUS = re.compile(r"vectorized_elementwise_kernel<")
-_SUM_AND_NORM = re.compile(r"add_?\w{0,12}(rms|layer)_?norm|(rms|layer)_?norm\w*add|triton_\w*add\w*(rsqrt|norm)", re.I)
-_COPIES = re.compile(r"multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<")
-_ANGLES = re.compile(r"(^|[^a-z])(sin|cos)(_|$)", re.I)
-_ROOT = re.compile(r"rsqrt", re.I)
-_SELECTION = re.compile(r"topk|sort|MaxOps|_scan_", re.I)
+_LOSS = r"softmax_warp_\w+<[^<>]*?\d+, (?:\(bool\)1|true),|log_?softmax|cross_?entropy|nll_loss"
+_PATTERNS: Mapping[str, str] = {
+    "backward": r"bwd|backward|bprop|dgrad|wgrad|grad_weight|_d[qkv]_|dot_do_o|convert_dq|reduce_head",
+    "neutral": r"unpack_cudnn|compute_dot|convert_dq|reduce_head|preprocess|postprocess",
+    "scan": r"depthwise|causal_conv1d|selective_(scan|state)|chunk_scan|delta_rule",
+    "loss": _LOSS,
+    "ends": _LOSS + r"|argmax",
+    "convolution": r"fprop|implicit_?gemm|im2col|nchwToNhwc|_convolve|conv(?!ert).*2d(?!.*depthwise)",
+    "sums": r"(?-i:CUDAFunctor_add<(?!long|int|bool))",
+    "contiguous": r"(?-i:vectorized_elementwise_kernel<)",
+    "sums_and_norms": r"add_?\w{0,12}(rms|layer)_?norm|(rms|layer)_?norm\w*add|triton_\w*add\w*(rsqrt|norm)",
+    "copies": r"(?-i:multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<)",
+    "angles": r"(^|[^a-z])(sin|cos)(_|$)",
+    "root": r"rsqrt",
+    "selection": r"topk|sort|MaxOps|_scan_",
+}
+"""What the names of kernels say, by the expression that finds it."""
 _CANDIDATES, _RECURS = 64, 0.8
 """Of a stretch without attention so many kernels are tried as anchors; so much of what is between two recurs."""
 _GROUP = 12
@@ -110,49 +115,41 @@ def sequences(trace: Trace) -> list[Sequence]:
     row, call, time, duration = kernels[order], call[order], time[order], (end - start)[order]
     token = ops["name"].cat.codes.to_numpy()[row].astype(np.int64)
     coarse = classes.code[row].astype(np.int64)
-    names = _Names([str(name) for name in ops["name"].cat.categories])
-    end_kernels = (names.ends[token] | _is_a(coarse, "optimizer", "sampling")) & ~names.copies[token]
+    texts = [str(name) for name in ops["name"].cat.categories]
+    names = {
+        said: np.array([re.search(pattern, text, re.IGNORECASE) is not None for text in texts], dtype=bool)
+        for said, pattern in _PATTERNS.items()
+    }
+    names["convolution"] &= ~names["scan"]
+    end_kernels = (names["ends"][token] | _is_a(coarse, "optimizer", "sampling")) & ~names["copies"][token]
     outer = end_kernels | _is_a(coarse, "embedding")
     product = _is_a(coarse, "gemm", "experts")
-    is_product, is_norm = np.zeros((2, len(names.ends)), dtype=bool)
+    is_product, is_norm = np.zeros((2, len(names["ends"])), dtype=bool)
     is_product[token[_is_a(coarse, "gemm")]] = True
     is_norm[token[_is_a(coarse, "norm")]] = True
-    is_norm |= names.root
+    is_norm |= names["root"]
     owner = np.stack([pid, device])[:, order]
     cuts = np.flatnonzero(np.any(owner[:, 1:] != owner[:, :-1], axis=0)) + 1
+    of_kernels = {"row": row, "token": token, "coarse": coarse, "call": call, "time": time, "duration": duration}
+    of_kernels |= {"outer": outer, "end": end_kernels, "product": product, "sums": names["sums"][token]}
+    of_tokens = {"is_product": is_product, "is_norm": is_norm, "is_sum": names["sums"] & names["contiguous"]}
+    of_tokens |= {"is_sum_and_norm": names["sums_and_norms"]}
     device_sequences = []
     for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(row)], strict=True):
         of_device = slice(low, high)
         anchors = _anchors(token[of_device], coarse[of_device], call_tid[call[of_device]], names)
         firsts = np.array([low + anchor.first for anchor in anchors] + [high])
         # the angles of timesteps or positions are computed before the first block's products, those in a block after
-        positions = low + np.flatnonzero(names.angles[token[of_device]])
+        positions = low + np.flatnonzero(names["angles"][token[of_device]])
         products = np.concatenate([[0], np.cumsum(product)])
         outer[positions] |= products[firsts[np.searchsorted(firsts[:-1], positions)]] > products[positions]
         # convolutions that few stretches between anchors have embed patches or sounds
-        positions = low + np.flatnonzero(names.convolution[token[of_device]])
+        positions = low + np.flatnonzero(names["convolution"][token[of_device]])
         gap = pd.Series(np.searchsorted(firsts[:-1], positions))
         stretches_of_kernel = gap.groupby(token[positions]).transform("nunique").to_numpy()
         outer[positions] |= stretches_of_kernel <= len(anchors) / 4
-        device_sequences.append(
-            Sequence(
-                row=row[of_device],
-                token=token[of_device],
-                coarse=coarse[of_device],
-                call=call[of_device],
-                time=time[of_device],
-                duration=duration[of_device],
-                outer=outer[of_device],
-                end=end_kernels[of_device],
-                product=product[of_device],
-                sums=names.sums[token[of_device]],
-                is_product=is_product,
-                is_norm=is_norm,
-                is_sum=names.contiguous_sums,
-                is_sum_and_norm=names.sums_and_norms,
-                anchors=anchors,
-            )
-        )
+        of_device_kernels = {name: values[of_device] for name, values in of_kernels.items()}
+        device_sequences.append(Sequence(**of_device_kernels, **of_tokens, anchors=anchors))
     return device_sequences
 
 
@@ -161,53 +158,37 @@ def _is_a(coarse: Int64Array, *classes: str) -> Bools:
     return np.isin(coarse, codes)
 
 
-class _Names:
-    """What the names of kernels say, one entry per name."""
-
-    def __init__(self, names: list[str]) -> None:
-        def flags(pattern: re.Pattern[str]) -> Bools:
-            return np.array([pattern.search(name) is not None for name in names], dtype=bool)
-
-        self.backward, self.neutral, self.scan = flags(_BACKWARD), flags(_NEUTRAL), flags(_SCAN)
-        self.loss, self.ends, self.selection = flags(_LOSS), flags(_ENDS), flags(_SELECTION)
-        self.sums, self.copies, self.root = flags(_SUM), flags(_COPIES), flags(_ROOT)
-        self.angles = flags(_ANGLES)
-        self.convolution = flags(_CONVOLUTION) & ~self.scan
-        self.sums_and_norms = flags(_SUM_AND_NORM)
-        self.contiguous_sums = self.sums & flags(_CONTIGUOUS)
-
-
-def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Names) -> tuple[Anchor, ...]:
+def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: dict[str, Bools]) -> tuple[Anchor, ...]:
     """The anchors of a sequence: fused attention, scans, and each softmax that selects no expert and is no loss.
 
     A softmax is an anchor of backward passes only if it is one of forward passes.
     """
     product = _is_a(coarse, "gemm", "experts")
-    softmax = _is_a(coarse, "softmax") & ~names.loss[token]
+    softmax = _is_a(coarse, "softmax") & ~names["loss"][token]
     # attention's weights another product: nothing is selected between the two, as experts are, and it is no convolution
     positions, products = np.flatnonzero(softmax), np.concatenate([[-1], np.flatnonzero(product), [len(token)]])
     number = np.searchsorted(products, positions)
-    is_backward = names.backward[token[positions]]
+    is_backward = names["backward"][token[positions]]
     weighted = np.where(is_backward, products[number - 1], products[number])
-    selected = np.concatenate([[0], np.cumsum(names.selection[token] | _is_a(coarse, "experts"))])
+    selected = np.concatenate([[0], np.cumsum(names["selection"][token] | _is_a(coarse, "experts"))])
     softmax[positions] = selected[np.maximum(weighted, 0)] == selected[positions]
-    is_end = np.append(names.convolution[token], True)  # of the capture, or of a network that classifies
+    is_end = np.append(names["convolution"][token], True)  # of the capture, or of a network that classifies
     softmax[positions] &= ~is_end[weighted]
     mixer = softmax | _is_a(coarse, "attention", "ssm")
-    anchor = mixer | names.scan[token]
+    anchor = mixer | names["scan"][token]
     if not mixer.any() and not _is_a(coarse, "embedding").any():
         return ()  # a convolutional network has depthwise convolutions too
     if not anchor.any():
         return _recurring(token, coarse, tid, names)
-    backward = names.backward[token]
+    backward = names["backward"][token]
     if (softmax & backward).any() != (softmax & ~backward).any() and (anchor & ~softmax & backward).any():
         anchor &= ~softmax
     positions = np.flatnonzero(anchor)
     if not len(positions):
         return ()
     products = np.cumsum(product & ~anchor)
-    neutral, thread = names.neutral[token[positions]], tid[positions]
-    named = np.where(names.backward[token[positions]], BACKWARD, FORWARD)
+    neutral, thread = names["neutral"][token[positions]], tid[positions]
+    named = np.where(names["backward"][token[positions]], BACKWARD, FORWARD)
     is_autograd = np.isin(thread, np.unique(thread[(named == BACKWARD) & ~neutral]))
     direction = named
     if not is_autograd.all():
@@ -226,13 +207,13 @@ def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Nam
     return tuple(anchors)
 
 
-def _recurring(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: _Names) -> tuple[Anchor, ...]:
+def _recurring(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: dict[str, Bools]) -> tuple[Anchor, ...]:
     """Anchors of a model without attention or scans: in each stretch between look-ups, losses and changes of thread,
     the kernel that recurs the fewest times, with alike kernels between. A recommender, say, has no norms.
     """
-    outer = names.ends[token] | _is_a(coarse, "embedding", "optimizer", "sampling")
-    norm = names.root[token] | _is_a(coarse, "norm")
-    backward = np.isin(tid, np.unique(tid[names.backward[token]]))
+    outer = names["ends"][token] | _is_a(coarse, "embedding", "optimizer", "sampling")
+    norm = names["root"][token] | _is_a(coarse, "norm")
+    backward = np.isin(tid, np.unique(tid[names["backward"][token]]))
     backward &= not backward.all()
     cuts = np.flatnonzero(outer[1:] | outer[:-1] | (backward[1:] != backward[:-1])) + 1
     anchors: list[Anchor] = []
