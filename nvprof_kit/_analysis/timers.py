@@ -308,15 +308,12 @@ def _skew(calls: pd.DataFrame) -> pd.DataFrame:
 def _warnings(calls: pd.DataFrame) -> list[Issue]:
     counts = calls.groupby(["stage", "rank"], observed=True).size().unstack(fill_value=0)
     uneven = counts.index[counts.min(axis=1) != counts.max(axis=1)]
-    texts = [
-        f"stage {stage} ran {counts.loc[stage].min()} to {counts.loc[stage].max()} times, not as often on every rank: "
-        "a rank may have been killed; skew is taken over the calls that ranks share"
-        for stage in uneven
-    ]
+    of_stages = ((stage, counts.loc[stage]) for stage in uneven)
+    issues = [Issue.of("uneven-stage", stage=stage, least=of.min(), most=of.max()) for stage, of in of_stages]
     ranks = set(calls["rank"].tolist())
     if missing := sorted(set(range(max(ranks))) - ranks):
         named = ", ".join(map(str, missing[:_NAMED])) + (f" and {len(missing) - _NAMED} more" * (len(missing) > _NAMED))
-        texts.append(f"no log of rank {named}: it is in none of the figures")
+        issues.append(Issue.of("missing-logs", ranks=named))
     # a rank has another clock if all of its calls end earlier or later than the median rank's
     ends = calls.assign(stage=calls["stage"].astype(str)).pivot_table("end_ns", ["stage", "call"], "rank").dropna()
     median_end = ends.median(axis=1)
@@ -325,14 +322,13 @@ def _warnings(calls: pd.DataFrame) -> list[Issue]:
     tolerance = max(50e6, 0.0 if pd.isna(steps) else float(steps) / 2)
     quarter = max(len(offsets) // 4, 1)
     went: Any = offsets.iloc[-quarter:].median() - offsets.iloc[:quarter].median()
-    compared = "skew_start_ns and the timeline compare different clocks; durations and the verdict do not depend on it"
     for rank, offset in offsets.median().items():
         if abs(went[rank]) > tolerance:
-            gone = f"went {abs(went[rank]) / 1e9:.2f} s {'forward' if went[rank] > 0 else 'back'} against the others'"
-            texts.append(f"the clock of rank {rank} {gone} during the run; it was set: {compared}")
+            direction = "forward" if went[rank] > 0 else "back"
+            issues.append(Issue.of("set-clock", rank=rank, seconds=abs(went[rank]) / 1e9, direction=direction))
         elif abs(offset) > tolerance:
-            ahead = "ahead of" if offset > 0 else "behind"
-            texts.append(f"the clock of rank {rank} is {abs(offset) / 1e9:.2f} s {ahead} the others': {compared}")
+            direction = "ahead of" if offset > 0 else "behind"
+            issues.append(Issue.of("other-clock", rank=rank, seconds=abs(offset) / 1e9, direction=direction))
     if calls["cuda_ns"].isna().any() and calls["cuda_ns"].notna().any():
-        texts.append("some calls have no GPU time; ranks are compared by the CPU clock")
-    return [Issue("logs", "warning", 1.0, text) for text in texts]
+        issues.append(Issue.of("cpu-clock"))
+    return issues

@@ -13,7 +13,7 @@ from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, role_of
 from nvprof_kit._analysis.layers.tree import parents_of
 from nvprof_kit._analysis.ncu.plan import size_text
 from nvprof_kit._trace.ncu.schema import NcuReport
-from nvprof_kit.issues import Issue, as_issues
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, RangeName, parse_range
 
 if TYPE_CHECKING:
@@ -85,16 +85,10 @@ def layers_of_kernels(kernels: pd.DataFrame) -> KernelLayers:
     )
     warnings = []
     if guessed_count:
-        warnings.append(
-            f"{guessed_count} kernels are taken for backward: their ranges do not say so, but their thread has no "
-            "phase while another has"
-        )
+        warnings.append(Issue.of("guessed-backward", count=guessed_count))
     if not any(stacks):
-        warnings.append(
-            "no kernel has a range of the domain: measure with --nvtx, call nvprof_kit.annotate_model(model), or name "
-            "another with --domain; with --capture CAPTURE the layers come from the capture"
-        )
-    return KernelLayers(tuple(owners), parents, as_issues("ranges", warnings))
+        warnings.append(Issue.of("no-ranges:ncu"))
+    return KernelLayers(tuple(owners), parents, tuple(warnings))
 
 
 def _owner(stack: tuple[RangeName, ...]) -> Owner:

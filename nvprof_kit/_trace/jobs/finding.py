@@ -160,20 +160,13 @@ def of_process(trace: Trace, path: Path, rank: int) -> Trace:
     return replace(trace, info=info, **tables)
 
 
-def processes_warnings(trace: Trace, rank: CaptureRank, pid: int) -> list[str]:
+def processes_warnings(trace: Trace, rank: CaptureRank, pid: int) -> list[Issue]:
     """That several processes are one rank, or that nothing but their devices says which ranks they are."""
     count = len(few(trace.ops["pid"].to_numpy()))
     if rank.found_by == "device":
-        return [
-            f"nothing names the ranks of the {count} processes with GPU work, so they are numbered by their devices; "
-            "profile with nvprof_kit.step() or annotate_model: a mark names the rank of each process"
-        ]
-    if pid >= 0 or count < 2:
-        return []
-    return [
-        f"{count} processes with GPU work are taken as one rank, which the {rank.found_by} names; if each is a rank, "
-        "profile with nvprof_kit.step() or annotate_model: a mark names the rank of each process"
-    ]
+        return [Issue.of("devices-as-ranks", count=count)]
+    is_one_rank = pid < 0 and count > 1
+    return [Issue.of("processes-as-rank", count=count, source=rank.found_by)] if is_one_rank else []
 
 
 def rank_of_capture(path: Path) -> CaptureRank:

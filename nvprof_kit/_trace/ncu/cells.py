@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nvprof_kit.issues import Issue
+
 Float64Array = npt.NDArray[np.float64]
 
 _POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "K": 3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
@@ -56,7 +58,7 @@ def base_unit(unit: str) -> tuple[str, float]:
 
 def parse_metrics(
     cells: pd.DataFrame, factors: pd.DataFrame
-) -> tuple[dict[str, Float64Array], dict[str, list[str]], list[str]]:
+) -> tuple[dict[str, Float64Array], dict[str, list[str]], list[Issue]]:
     """Numeric metrics in base units, text metrics as text, and what is doubtful about the numbers.
 
     Args:
@@ -67,10 +69,7 @@ def parse_metrics(
     distinct = {*cells.to_numpy().ravel()}
     decimal, is_certain = _decimal_mark(distinct)
     if not is_certain:
-        warnings.append(
-            f"numbers are read with {decimal!r} before the fraction, but the file does not tell for sure; print it "
-            "with LC_ALL=C"
-        )
+        warnings.append(Issue.of("ncu-decimal-mark", mark=decimal))
     number_of_cell = {cell: _parse_number(cell, decimal) for cell in distinct}
     for name in map(str, cells):
         column = cells[name].tolist()
@@ -81,9 +80,8 @@ def parse_metrics(
             continue
         metrics[name] = values * factors[name].to_numpy()
         if unreadable:
-            warnings.append(
-                f"{len(unreadable)} of {len(column)} values of {name} are no numbers, as {unreadable[0]!r}: left out"
-            )
+            counts = {"count": len(unreadable), "total": len(column)}
+            warnings.append(Issue.of("ncu-numbers", metric=name, example=unreadable[0], **counts))
     return metrics, texts, warnings
 
 

@@ -14,7 +14,7 @@ from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.ncu.cells import base_unit, parse_metrics, parse_nvtx
 from nvprof_kit._trace.ncu.schema import KERNELS, NcuReport
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import as_issues
+from nvprof_kit.issues import Issue, as_issues
 
 _NVTX, _NVTX_SPANS = "thread Domain:Push/Pop_Range", "Id:Domain:Start/Stop_Range"
 """Beginnings of the names of the columns with NVTX ranges; the fields of a range follow."""
@@ -49,14 +49,12 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
     warnings = [f"ncu failed: {message}" for kind, message in messages if kind == "ERROR"]
     if unread_lines:
         numbers = ", ".join(map(str, unread_lines[:5])) + (" and more" if len(unread_lines) > 5 else "")
-        warnings.append(
-            f"{len(unread_lines)} rows cannot be read (lines {numbers}): their fields do not fit the header"
-        )
+        warnings.append(Issue.of("ncu-rows", count=len(unread_lines), lines=numbers))
     if "Metric Name" in table:
         table, cells, factors, units = _details(table)
     else:
         if units_row is None:
-            warnings.append("the row of units is missing: values are taken for base units (ns, byte, hz)")
+            warnings.append(Issue.of("ncu-units"))
         bases = {name: base_unit(unit) for name, unit in (units_row or dict.fromkeys(map(str, table), "")).items()}
         cells = table[[name for name in table if name not in _IDENTITY and name not in _NOT_READ]]
         units = {name: bases[name][0] for name in map(str, cells)}
@@ -64,12 +62,12 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
     metrics, texts, faults = parse_metrics(cells, factors)
     kernels = _kernels(table, domain)
     if _NVTX not in table:
-        warnings.append(f"no column {_NVTX}: no kernel's ranges are known; measure with ncu --nvtx")
+        warnings.append(Issue.of("ncu-ranges", column=_NVTX))
     else:
         is_unknown = kernels["tid"].to_numpy() < 0
         if is_unknown.all() or (is_unknown & (table[_NVTX].str.strip().to_numpy() != "")).any():
-            count = f"{is_unknown.sum()} of {len(kernels)} results"
-            warnings.append(f"the column {_NVTX} holds no thread in {count}: their ranges are not known")
+            counts = {"count": is_unknown.sum(), "total": len(kernels)}
+            warnings.append(Issue.of("ncu-ranges:unknown", column=_NVTX, **counts))
     launches = _LAUNCHES.search(text)
     return NcuReport(
         path=named,
