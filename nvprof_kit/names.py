@@ -69,23 +69,8 @@ LAYER_PHASES = tuple(category.value for category in LAYER_CATEGORIES)
 PHASE_CATEGORIES = (Category.PHASE, Category.OPTIMIZER, Category.DATA)
 """Categories of phases of the training or decoding loop."""
 
-KNOWN_PHASES = frozenset(
-    {
-        "forward",
-        "backward",
-        "optimizer",
-        "data",
-        "dataloader",
-        "generate",
-        "prefill",
-        "decode",
-        "eval",
-        "loss",
-        "zero_grad",
-        "capture",
-    }
-)
-"""Texts that mean a phase if a range has no category."""
+_PHASE = re.compile("forward|backward|optimizer|data|dataloader|generate|prefill|decode|eval|loss|zero_grad|capture")
+"""Texts, in lower case, that mean a phase if a range has no category."""
 
 _STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # fits in int64
 _RANK = re.compile(r"rank (\d{1,9})(?: of (\d{1,9}))?(?: run (\S+))?")
@@ -246,7 +231,7 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
 
     Returns:
         The text without the phase suffix, and the category. A text without a category is a step (``step 3``), a phase
-        (one of `KNOWN_PHASES`), or else a layer, with the phase of its suffix or forward without a suffix. An empty
+        (one of `_PHASE`), or else a layer, with the phase of its suffix or forward without a suffix. An empty
         text is neither a layer nor a phase.
     """
     own_category = Category(category) if category in Category._value2member_map_ else None
@@ -256,7 +241,7 @@ def parse_range(text: str, category: str | None = None) -> RangeName:
         return RangeName(_without_suffix(text, own_category), own_category)
     if step_number(text) is not None:
         return RangeName(text, Category.STEP)
-    if text.lower() in KNOWN_PHASES:
+    if _PHASE.fullmatch(text.lower()):
         return RangeName(text, Category.PHASE)
     for suffix in (Category.BACKWARD, Category.RECOMPUTE):
         if _without_suffix(text, suffix) != text:

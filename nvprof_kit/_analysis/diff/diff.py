@@ -34,6 +34,7 @@ from nvprof_kit._analysis.flops.work import Key as LayerPhase
 from nvprof_kit._analysis.layers.fold import mark_ranked
 from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result, renderers, table_named
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
@@ -41,6 +42,8 @@ from nvprof_kit.names import NO_PHASE
 
 COLUMNS = read_columns("nvprof_kit._analysis.diff", "diff")
 """The columns of `Diff.rows`."""
+
+_NOTES: Mapping[str, str] = read_toml("nvprof_kit._analysis.diff", "notes.toml")
 
 LEVELS = {"step": [], "phase": ["phase"], "class": ["kernel_class"], "layer": ["layer", "phase"], "layer class": KEY}
 """The levels of the comparison, from the whole step to its parts, and what their rows are of."""
@@ -235,15 +238,9 @@ def with_work(result: Diff, works: tuple[Mapping[LayerPhase, dict[str, float]], 
         + (f" ({100 * (step[f'new_{key}'] / step[f'base_{key}'] - 1):+.1f} %)" if step[f"base_{key}"] else "")
         for key, unit, name in (("flops", 1e12, "TFLOP"), ("bytes", 1e9, "GB of operators' inputs and outputs"))
     ]
-    note = f"Work counted per step: {', '.join(parts)}"
-    if work_ns.notna().any():
-        total_ms, work_ms = change_ns[work_ns.notna()].sum() / 1e6, work_ns.sum() / 1e6
-        note += (
-            f". Of {total_ms:+.3f} ms in layers with counted work, {work_ms:+.3f} ms is the change of work and "
-            f"{total_ms - work_ms:+.3f} ms the change of efficiency."
-        )
-    else:
-        note += "; how much time that explains is unknown without the GPU's peaks."
+    total_ms, work_ms = change_ns[work_ns.notna()].sum() / 1e6, work_ns.sum() / 1e6
+    times = {"total": total_ms, "work": work_ms, "efficiency": total_ms - work_ms}
+    note = _NOTES["work" if work_ns.notna().any() else "work_alone"].format(parts=", ".join(parts), **times)
     return replace(result, rows=table, notes=(note, *result.notes))
 
 
@@ -336,12 +333,9 @@ def _notes(
             f"{sum(run.idle_ns for run in side) / 1e6:.1f} of {sum(run.window_ns for run in side) / 1e6:.1f}"
             for side in sides
         )
-        notes += [
-            f"The captures have no steps: runs of a block of {runs[0].blocks} are compared, without those at the "
-            "window's edge.",
-            f"The median block takes {base_ns / 1e6:.2f} → {new_ns / 1e6:.2f} ms{change}; the GPU is idle for {idle} "
-            "ms of the window.",
-        ]
+        times = {"base": base_ns / 1e6, "new": new_ns / 1e6}
+        notes.append(_NOTES["blocks"].format(blocks=runs[0].blocks))
+        notes.append(_NOTES["block_times"].format(change=change, idle=idle, **times))
     notes += [f"{info.path}: {text}" for info, run in zip(infos, runs, strict=True) for text in run.left_out]
     for index, (info, run) in enumerate(zip(infos, runs, strict=True)):
         wall = changes["step"].stalled[index]
@@ -353,31 +347,18 @@ def _notes(
             where += [f"{in_layers} of {len(layers)} rows of layers"] * bool(in_layers)
             stalls += [f"step {run.steps[step]} for {' and '.join(where)}"] * bool(step >= 0)
         if stalls:
-            notes.append(
-                f"{info.path}: left out because it took much longer than the other steps: {', '.join(stalls)}."
-            )
+            notes.append(_NOTES["stalls"].format(path=info.path, stalls=", ".join(stalls)))
     if unnamed:
-        notes.append(
-            f"Outside layers only one side has the phases {', '.join(sorted(unnamed))}: they are compared as "
-            f"{NO_PHASE}, which has their work on the other side."
-        )
+        notes.append(_NOTES["phases"].format(phases=", ".join(sorted(unnamed)), other=NO_PHASE))
     if any("comm" in run.times.index.get_level_values("kernel_class") for run in runs):
-        notes.append("Layers and phases are compared without communication, which may be waiting for other ranks.")
+        notes.append(_NOTES["communication"])
     if noise.assumed:
         assumed = f"CPU time {within(HOST_NOISE)}"
         if all(info.on_gpu for info in infos):
-            assumed = (
-                f"GPU time {within(noise.operations)} (--run-noise), time of the host {within(HOST_NOISE)}, this step "
-                f"{within(noise.step)}"
-            )
-        notes.append(
-            f"One run a side: the noise between runs is unknown. Assumed: {assumed}. "
-            "Several runs a side measure it: diff BASE1 BASE2 BASE3 --vs NEW1 NEW2 NEW3."
-        )
+            limits = {"operations": noise.operations, "host": HOST_NOISE, "step": noise.step}
+            assumed = _NOTES["noise"].format(**{name: within(limit) for name, limit in limits.items()})
+        notes.append(_NOTES["one_run"].format(assumed=assumed))
     widening = changes["layer"].widening if "layer" in changes else 1.0
     if widening > 1:
-        notes.append(
-            f"Equal layers differ {widening:.1f} times more between the captures than their steps predict; the "
-            "intervals of layers are that much wider."
-        )
+        notes.append(_NOTES["widening"].format(times=widening))
     return notes

@@ -12,7 +12,7 @@ import numpy as np
 from nvprof_kit._trace.files.database import Database
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels
 from nvprof_kit._trace.joins import launching_calls
-from nvprof_kit._trace.nsys.sources import RUNTIME, Columns, check_rows, process_of, read_columns
+from nvprof_kit._trace.nsys.sources import NAMES, RUNTIME, Columns, check_rows, process_of, read_columns
 
 _EVENTS = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 _KINDS = ("pageable", "pinned", "device", "array", "managed", "static", "managed static", "unknown")
@@ -21,16 +21,7 @@ _KINDS = ("pageable", "pinned", "device", "array", "managed", "static", "managed
 
 def read_allocations(db: Database) -> Columns:
     """Columns of the schema's ``allocations``; empty if nsys traced none."""
-    columns = {
-        "time_ns": "start",
-        "bytes": "bytes",
-        "freed": "memoryOperationType",
-        "pid": "globalPid",
-        "device": "deviceId",
-        "kind": "memKind",
-        "correlation": "correlationId",
-    }
-    read = read_columns(db, _EVENTS, columns)
+    read = read_columns(db, _EVENTS, NAMES["allocations"])
     is_known = (read["kind"] >= 0) & (read["kind"] < len(_KINDS))
     if not is_known.all():
         unknown = read["kind"][~is_known]
