@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_NOT_BEGUN, _OVER = 0, -1
+"""The process of a `LayerProfiler` before and after its loop; in it a forked child, which is another, does nothing."""
+
 _KEPT = 16
 """Number of windows with tables kept in memory."""
 
@@ -157,8 +160,7 @@ class LayerProfiler:
         plan = Schedule.of(schedule)
         require(self.folder, PATH, "LayerProfiler: folder", "a path")
         self.enabled = plan is not None and session.mode != "off"
-        self._running = self._over = False
-        self._process = 0
+        self._process = _NOT_BEGUN
         self._step: Range | None = None
         if plan is not None and self.enabled:
             require(model, nn.Module, "LayerProfiler: model", "a torch.nn.Module")
@@ -174,26 +176,20 @@ class LayerProfiler:
 
     def __enter__(self) -> LayerProfiler:
         """Begin the loop with step 0."""
-        if self.enabled and not self._over:
-            self._running, self._process = True, os.getpid()
+        if self.enabled and self._process == _NOT_BEGUN:
+            self._process = os.getpid()
             self._safely(self._begin)
         return self
 
     def step(self) -> None:
         """End the current step and begin the next."""
-        if self._running and not self._is_forked():
+        if self._process == os.getpid():
             self._safely(self._next)
 
     def __exit__(self, *_exception: object) -> None:
         """End the loop; a running window is written, also after an exception."""
-        if self._running and not self._is_forked():
+        if self._process == os.getpid():
             self._safely(self._end)
-
-    def _is_forked(self) -> bool:
-        """Whether this process is a forked child of the profiled one, which must not end or write anything."""
-        if self._process != os.getpid():
-            self._running, self._over = False, True
-        return self._over
 
     def __call__(self, function: F) -> F:
         """Decorate a function that runs one step; the loop begins with the first call and ends at exit."""
@@ -202,7 +198,7 @@ class LayerProfiler:
 
         @functools.wraps(function)
         def one_step(*args: Any, **kwargs: Any) -> Any:
-            if not self._running and not self._over:
+            if self._process == _NOT_BEGUN:
                 atexit.register(self.__exit__)
                 self.__enter__()
             try:
@@ -220,7 +216,7 @@ class LayerProfiler:
         try:
             move()
         except Exception as error:
-            self._running, self._over = False, True
+            self._process = _OVER
             warnings.warn(f"LayerProfiler stops: {type(error).__name__}: {error}", stacklevel=3)
             self._recorder.cancel()
 
@@ -235,12 +231,12 @@ class LayerProfiler:
         self._windows.step()
         last = self._windows.schedule.last_step
         if last is not None and self._windows.step_number > last:
-            self._running, self._over = False, True  # no overhead in the rest of the loop
+            self._process = _OVER  # no overhead in the rest of the loop
         else:
             self._begin_step()
 
     def _end(self) -> None:
-        self._running, self._over = False, True
+        self._process = _OVER
         if self._windows.step_number:
             self._clock.skip()  # the step that began after the last one
         self._end_step()
