@@ -175,15 +175,11 @@ def measure_program(
     # what waits for another GPU hangs when it is run again alone
     waits = rank is not None or any("nvl" in name.lower() for name in (*measured.sections, *measured.metrics))
     _check_ranks(tool, rank, program)
-    settings = [
-        "--target-processes=all",
-        "--nvtx",
-        f"--replay-mode={'application' if waits else 'kernel'}",
-        "--clock-control=none",
-        "--cache-control=all",
-        *([] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]),
-        *selection,
-    ]
+    replay = "application" if waits else "kernel"
+    settings = ["--target-processes=all", "--nvtx", f"--replay-mode={replay}"]
+    settings += ["--clock-control=none", "--cache-control=all"]
+    settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
+    settings += selection
     replaced = {_SHORT.get(word[:2], word.partition("=")[0]) for word in ncu if word.startswith("-")}
     settings = [setting for setting in settings if setting.partition("=")[0] not in replaced]
     # numbers without the locale's marks; the rank is for rank.sh

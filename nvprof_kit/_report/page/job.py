@@ -214,11 +214,8 @@ class _Heat:
         scale = np.where(row_max > 0, row_max / (_NONE - 1), 1.0)
         cells = np.where(np.isnan(values), _NONE, np.round(np.maximum(values, 0) / scale[:, None]))
         medians = [np.nanmedian(row) if not np.isnan(row).all() else 0.0 for row in values]
-        columns = {
-            "cells": np.nan_to_num(cells, nan=_NONE).astype(np.int64).ravel(),
-            "scale": scale.astype(np.float64),
-            "middle": np.array(medians, dtype=np.float64),
-        }
+        numbers = np.nan_to_num(cells, nan=_NONE).astype(np.int64).ravel()
+        columns = {"cells": numbers, "scale": scale, "middle": np.array(medians)}
         return {"name": title, **{name: self._drawing.add(column) for name, column in columns.items()}}
 
 
@@ -341,9 +338,5 @@ def _timeline(tables: JobTables, ranks: Sequence[int], drawing: Drawing) -> dict
         names = {"text": "text", "phase": "phase", "layer": "layer"}
         rows = [drawing.row(kind, frame, origin, names) for kind, frame in frames if len(frame)]
         groups.append({"label": f"rank {number}", "rank": number, "rows": rows})
-    return {
-        "start": origin,
-        "steps": [window.drawn(origin) for window in windows],
-        "groups": groups,
-        "note": f"{left_out} more steps are not on the page" if left_out else "",
-    }
+    note = f"{left_out} more steps are not on the page" if left_out else ""
+    return {"start": origin, "steps": [window.drawn(origin) for window in windows], "groups": groups, "note": note}

@@ -228,14 +228,9 @@ def _linked(advice: Advice, result: Layers, shown_steps: Sequence[ShownStep]) ->
     for finding in advice.findings:
         layer = f"{NO_LAYER} {finding.phase}" if finding.layer == NO_LAYER else finding.layer
         seen = any(step.start_ns <= finding.start_ns and finding.end_ns <= step.end_ns for step in shown_steps)
-        findings.append(
-            {
-                "finding": finding,
-                "saving": saving(finding, advice),
-                "layer": layer if layer in names else "",
-                "window": (finding.start_ns, finding.end_ns) if seen else None,
-            }
-        )
+        window = (finding.start_ns, finding.end_ns) if seen else None
+        links = {"layer": layer if layer in names else "", "window": window}
+        findings.append({"finding": finding, "saving": saving(finding, advice), **links})
     return findings
 
 
@@ -290,12 +285,7 @@ def _drawn_steps(
     by_layer = layers_by_step(result).iloc[:-1].reindex(columns=times.index, fill_value=0).to_numpy()[tree_rows]
     limit = max(cells // len(times), 1)
     costliest = np.sort(np.argsort(-by_layer.sum(axis=1), kind="stable")[:limit])
-    return {
-        "number": drawing.add(times["step"]),
-        "length": drawing.add(times["wall_ns"]),
-        "phases": {
-            name: drawing.add(by_phase.loc[name]) for name in (*LAYER_PHASES, "other") if name in by_phase.index
-        },
-        "layers": costliest.tolist(),
-        "cells": drawing.add(by_layer[costliest].ravel()),
-    }
+    numbers = {"number": drawing.add(times["step"]), "length": drawing.add(times["wall_ns"])}
+    phases = {name: drawing.add(by_phase.loc[name]) for name in (*LAYER_PHASES, "other") if name in by_phase.index}
+    drawn = drawing.add(by_layer[costliest].ravel())
+    return {**numbers, "phases": phases, "layers": costliest.tolist(), "cells": drawn}

@@ -20,11 +20,8 @@ def advise_report(result: Advice) -> list[RenderableType]:
     findings = result.findings
     if result.select.asked:
         findings = tuple(findings[rank - 1] for rank in result.to_frame()["rank"])
-    parts: list[RenderableType] = [
-        capture_line(result.info, result.steps, result.all_steps),
-        Text(f"The program: {result.program}{' (prefill and decode)' if result.program == 'mixed' else ''}"),
-        "",
-    ]
+    program = Text(f"The program: {result.program}{' (prefill and decode)' if result.program == 'mixed' else ''}")
+    parts: list[RenderableType] = [capture_line(result.info, result.steps, result.all_steps), program, ""]
     for rank, finding in enumerate(findings[:top], 1):
         layer_text = " ".join(word for word in (finding.layer, finding.phase) if word)
         where = f"{finding.start_ns / 1e9:.6f} s to {finding.end_ns / 1e9:.6f} s"
@@ -58,9 +55,5 @@ def findings_report(checks: Checks) -> list[RenderableType]:
             parts += [Text(f"{'':8}why  {finding.why}", "dim")] if finding.why else []
             parts += [Text(f"{'':8}fix  {finding.fix}")] if finding.fix else []
     counts = Counter(finding.severity for findings in checks.findings.values() for finding in findings)
-    totals = [
-        f"{counts[level]} {level}{'s' * (level != 'ok' and counts[level] != 1)}"
-        for level in SEVERITIES
-        if counts[level]
-    ]
-    return [*parts, "", ", ".join(totals)]
+    totals = (f"{counts[level]} {level}{'s' * (level != 'ok' and counts[level] != 1)}" for level in SEVERITIES)
+    return [*parts, "", ", ".join(total for total in totals if not total.startswith("0 "))]

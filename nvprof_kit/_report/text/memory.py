@@ -56,10 +56,7 @@ def header(result: Memory) -> list[str]:
         peak += f", {percent(summary.labelled)} of it in a named layer"
     idle = int(result.segment["free_bytes"].sum())
     rounding = int(result.segment["rounding_bytes"].sum())
-    return [
-        f"{title(result.path)} · device {summary.device} · {summary.events:,} events",
-        peak,
-        f"At the end: {memory_size(summary.allocated_bytes)} allocated, "
-        f"{memory_size(summary.reserved_bytes)} reserved; "
-        f"{memory_size(idle)} idle in {len(result.segment):,} segments, {memory_size(rounding)} lost to rounding",
-    ]
+    capture = f"{title(result.path)} · device {summary.device} · {summary.events:,} events"
+    amounts = f"{memory_size(summary.allocated_bytes)} allocated, {memory_size(summary.reserved_bytes)} reserved"
+    idle_segments = f"{memory_size(idle)} idle in {len(result.segment):,} segments"
+    return [capture, peak, f"At the end: {amounts}; {idle_segments}, {memory_size(rounding)} lost to rounding"]
