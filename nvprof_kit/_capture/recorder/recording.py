@@ -16,9 +16,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from nvprof_kit._capture.recorder.record import of_rank, record
 from nvprof_kit._instrument.flops.count import awaits_second_step
@@ -85,18 +86,14 @@ def _end_before_leaving(recording: Recording) -> None:
     process = os.getpid()
     atexit.register(recording.finish)
 
-    def first(leave: Callable[..., NoReturn], how: str) -> Callable[..., NoReturn]:
-        def ended(*args: Any) -> NoReturn:
-            if os.getpid() == process:
-                recording.end()
-                if how != "_exit":
-                    say(f"the program becomes another by os.{how}, which is not recorded")
-            leave(*args)
-
-        return ended
+    def end_first(how: str, *_args: object) -> None:
+        if os.getpid() == process:
+            recording.end()
+            if how != "_exit":
+                say(f"the program becomes another by os.{how}, which is not recorded")
 
     for name in ("_exit", "execv", "execve"):  # all other exec functions of os call these
-        setattr(os, name, first(getattr(os, name), name))
+        Patch(os, name, before(partial(end_first, name)))
 
     def killed(number: int, _frame: FrameType | None) -> None:
         if os.getpid() == process:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nvprof_kit._instrument.flops.operators import Kind, kind_here, kind_of, name_of, work_of
 from nvprof_kit._instrument.flops.regions import Call, Fused, Region
 from nvprof_kit._instrument.flops.traffic import Cache, Run, accesses_of, computed_share, l2_bytes, named_arguments
+from nvprof_kit._instrument.patches import Patch, before
 from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGORIES, Category, parse_range
 
@@ -183,14 +184,11 @@ def counting(counter: FlopCounter) -> ExitStack:
             stack.enter_context(set_stance("force_eager"))
         jit = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
         if jit is not None:  # launches of Triton kernels bypass PyTorch's dispatcher
-            run = jit.run
 
-            def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-                if not kwargs.get("warmup"):
+            def note(kernel: Any, *_args: Any, warmup: bool = False, **_kwargs: Any) -> None:
+                if not warmup:
                     counter.add_unknown(f"triton::{getattr(kernel, '__name__', 'kernel')}")
-                return run(kernel, *args, **kwargs)
 
-            jit.run = noted
-            stack.callback(setattr, jit, "run", run)
+            stack.callback(Patch(jit, "run", before(note)).remove)
         stack.enter_context(_Mode(counter))
         return stack.pop_all()

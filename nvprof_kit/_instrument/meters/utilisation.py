@@ -126,13 +126,8 @@ class Utilisation:
     def _counters(self) -> dict[int | str, dict[str, Any]]:
         """How to read each figure, by device."""
         process, nvml = self._psutil.Process(), self._nvml
-        counters: dict[int | str, dict[str, Any]] = {
-            "": {
-                "cpu_process_percent": process.cpu_percent,
-                "cpu_system_percent": self._psutil.cpu_percent,
-                "process_bytes": lambda: process.memory_info().rss,
-            }
-        }
+        cpu = {"cpu_process_percent": process.cpu_percent, "cpu_system_percent": self._psutil.cpu_percent}
+        counters: dict[int | str, dict[str, Any]] = {"": {**cpu, "process_bytes": lambda: process.memory_info().rss}}
         for device, gpu in _gpus(nvml).items():
             counters[device] = {
                 "gpu_percent": lambda gpu=gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,

@@ -107,12 +107,8 @@ MAX_BOXES = 250_000
 """Maximum number of boxes on the timelines; the steps with the most waiting are kept."""
 
 _OF_LAYERS = {"median_ns": "computing", "idle_ns": "idle", "comm_ns": "communication, waiting included"}
-_OF_STEPS = {
-    "wait_ns": "waiting for other ranks",
-    "compute_ns": "computing",
-    "idle_ns": "idle",
-    "length_ns": "length of the step",
-}
+_OF_STEPS = {"wait_ns": "waiting for other ranks", "compute_ns": "computing", "idle_ns": "idle"}
+_OF_STEPS |= {"length_ns": "length of the step"}
 _NO_REPLAY = (
     "the critical path and what-if: {:,} matched collectives are too many to be replayed; name the captures of fewer "
     "ranks, for example those of one pipeline"

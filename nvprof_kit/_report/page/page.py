@@ -16,6 +16,7 @@ from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
 from nvprof_kit._analysis.attribution.steps import StepOptions, slowest_step, step_times, typical_step
 from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.diff.effects import Noise, within
+from nvprof_kit._analysis.layers.fold import MANY
 from nvprof_kit._analysis.layers.layers import Layers, layers
 from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
 from nvprof_kit._analysis.layers.sums import Cells
@@ -150,7 +151,7 @@ def sheet_of(
         "measures": measures,
         "columns": columns,
         "rows": rows,
-        "folded": page_rows.are_many_equal,
+        "folded": any(group.count >= MANY for group in page_rows.groups),
         "total": total,
         "levels": int(result.tree["depth"].max()) + 1 if len(result.tree) else 1,
         "tables": tables,

@@ -10,7 +10,7 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._analysis.diff.effects import is_within
-from nvprof_kit._analysis.layers.fold import MANY, Group, fold_tree
+from nvprof_kit._analysis.layers.fold import Group, fold_tree
 from nvprof_kit._analysis.layers.tree import ModelTree
 from nvprof_kit._report.text.layers import COLUMNS, MEMORY_COLUMNS, Line, in_phase, row_names, total_line, tree_lines
 from nvprof_kit._report.text.texts import MS, cell, filled, heading, is_missing, mib_cell, percent
@@ -82,11 +82,6 @@ class PageRows:
         """The groups of several rows, by their row in the folded tree, in the order of their first row on the page."""
         several = {line: group for line, group in enumerate(self.groups) if group.count > 1}
         return dict(sorted(several.items(), key=lambda item: item[1].rows[0]))
-
-    @property
-    def are_many_equal(self) -> bool:
-        """Whether the page folds unless it is told not to."""
-        return any(group.count >= MANY for group in self.groups)
 
 
 def parents_of(tree: pd.DataFrame) -> list[int]:

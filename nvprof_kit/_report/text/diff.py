@@ -27,12 +27,10 @@ _FOLDED = (
     "xN: equal blocks in one line: their sums, and the widest ends of their intervals. "
     "--no-fold prints one line per block."
 )
+_RANKS = {"base_ns": 2, "new_ns": 0, "change": 0, "low": 3}
 _COLUMNS = {
     "row": Column("", "path"),
-    "base_ns": Column.of(COLUMNS, "base_ns", rank=2),
-    "new_ns": Column.of(COLUMNS, "new_ns", rank=0),
-    "change": Column.of(COLUMNS, "change", rank=0),
-    "low": Column.of(COLUMNS, "low", rank=3),
+    **{name: Column.of(COLUMNS, name, rank=rank) for name, rank in _RANKS.items()},
     "verdict": Column.of(COLUMNS, "verdict", "words"),
 }
 

@@ -89,11 +89,6 @@ def mb_cell(count: float) -> str:
     return _in_units(count, 1e6, (1e3, "kB"), (1, "B"))
 
 
-def rate_cell(gb_per_s: float) -> str:
-    """A rate in units of 10⁹ bytes per second for table cells; small rates are in MB/s or kB/s."""
-    return _in_units(gb_per_s * 1e9, 1e9, (1e6, "MB/s"), (1e3, "kB/s"))
-
-
 def percent(share: float) -> str:
     """A fraction as ``12.3 %``, or, if small, as ``0.03 %``."""
     if not 0 < share < 0.0005:
@@ -141,7 +136,7 @@ BY_ENDING: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(
         ("share", "ratio", "utilisation", "hidden", "covered", "of_link", "of_limit", "fragmentation"), percent
     ),
-    "gb_per_s": rate_cell,
+    "gb_per_s": lambda rate: _in_units(rate * 1e9, 1e9, (1e6, "MB/s"), (1e3, "kB/s")),
     **dict.fromkeys(("bytes", "bytes_per_step"), mb_cell),
     "address": hex,
 }
