@@ -50,13 +50,9 @@ def timeline_figure(drawn: Timeline, gpus: Sequence[str] = (), depth: int | None
         length = (boxes["end_ns"] - boxes["start_ns"]).to_numpy() / 1e6
         # a white edge separates neighbors; narrow boxes get an edge in their own color to stay visible
         parted = boxes["label"].astype(bool).to_numpy() & (length > window_ms / 300)
-        axes.broken_barh(
-            list(zip(start, length, strict=True)),
-            (row - 0.41, 0.82),
-            facecolors=boxes["colour"].tolist(),
-            edgecolors=np.where(parted, "white", boxes["colour"]).tolist(),
-            linewidth=np.where(parted, 0.5, 0.15).tolist(),
-        )
+        edges, widths = np.where(parted, "white", boxes["colour"]).tolist(), np.where(parted, 0.5, 0.15).tolist()
+        spans, faces = list(zip(start, length, strict=True)), boxes["colour"].tolist()
+        axes.broken_barh(spans, (row - 0.41, 0.82), facecolors=faces, edgecolors=edges, linewidth=widths)
         for at, wide, label, colour in zip(start, length, boxes["label"], boxes["colour"], strict=True):
             letters = wide / (_LETTER * window_ms)
             text = next((candidate for candidate in (label, label.rpartition(".")[2]) if len(candidate) <= letters), "")

@@ -209,28 +209,19 @@ def total_line(result: Layers) -> dict[str, str]:
     """The cells of the last line: the sum of the tree's top level, which is the sum of all operations."""
     ms = Milliseconds.for_total(result.summary.total_ns, _divisor(result))
     top = result.tree[result.tree["depth"] == 0]
-    row: Row = {
-        "phase": "",
-        **top.select_dtypes("number").sum().to_dict(),
-        **{f"{phase}_ns": sum(in_phase(of, phase) for of in top.to_dict("records")) for phase in LAYER_PHASES},
-    }
+    row: Row = {"phase": "", **top.select_dtypes("number").sum().to_dict()}
+    row |= {f"{phase}_ns": sum(in_phase(of, phase) for of in top.to_dict("records")) for phase in LAYER_PHASES}
     cuda_bytes = 0 if result.memory is None else int(result.rows["cuda_alloc_bytes"].sum())
-    return {
-        "layer": "total",
-        **_times(result, row, ms),
-        "total_share": percent(1.0 if result.summary.total_ns else 0.0),
-        "cuda_bytes": mib_cell(cuda_bytes) if cuda_bytes else "",
-    }
+    cells = {"total_share": percent(float(bool(result.summary.total_ns)))}
+    cells["cuda_bytes"] = mib_cell(cuda_bytes) if cuda_bytes else ""
+    return {"layer": "total", **_times(result, row, ms), **cells}
 
 
 def _times(result: Layers, row: Row, ms: Milliseconds) -> dict[str, str]:
     """The GPU times of a row by the names of their columns."""
-    return {
-        **{phase: ms(in_phase(row, phase)) for phase in LAYER_PHASES},
-        **{name: ms(row[name]) for name in split_headings(result)},
-        "total_ns": ms(row["total_ns"]),
-        "comm_ns": ms(row["comm_ns"]) if result.summary.comm_ns else "",
-    }
+    cells = {phase: ms(in_phase(row, phase)) for phase in LAYER_PHASES}
+    cells |= {name: ms(row[name]) for name in ("total_ns", *split_headings(result))}
+    return {**cells, "comm_ns": ms(row["comm_ns"]) if result.summary.comm_ns else ""}
 
 
 def split_headings(result: Layers) -> dict[str, str]:
@@ -260,11 +251,9 @@ def header(result: Layers) -> list[RenderableType]:
         look = "; `nvprof-kit breakdown --view idle` says what it waited for" if summary.busy_share < LITTLE else ""
         lines.append(f"GPU busy: {percent(summary.busy_share)} of {wall}{' per step' if steps > 1 else ''}{look}")
     if summary.work_ns:
-        lines.append(
-            f"In a named layer: {percent(summary.layer_ns / summary.work_ns)} of it"
-            f"{' without communication' if summary.comm_ns else ''}, {percent(summary.loop_layer_share)} of forward "
-            "and backward"
-        )
+        work = f"it{' without communication' if summary.comm_ns else ''}"
+        of_loop = f"{percent(summary.loop_layer_share)} of forward and backward"
+        lines.append(f"In a named layer: {percent(summary.layer_ns / summary.work_ns)} of {work}, {of_loop}")
     lines += left_out_lines(result)
     if set(summary.by_how) - {"launch", "none"}:
         shares = (f"{_EVIDENCE[how]} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())

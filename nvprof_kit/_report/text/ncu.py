@@ -75,9 +75,7 @@ def plan_lines(plan: NcuPlan) -> list[str]:
         lines.append(f"and for at least {percent(share)} of every block's; least in {block}")
     seconds, with_more = plan.predicted_seconds(), plan.predicted_seconds(11)
     if seconds and with_more:
-        lines.append(
-            f"ncu --set {plan.section_set} takes about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all "
-            "launches, including program start, if the program uses 1 GB of GPU memory; for each 10 GB more, "
-            f"{with_more[0] - seconds[0]:,.0f} s more"
-        )
+        memory = f"1 GB of GPU memory; for each 10 GB more, {with_more[0] - seconds[0]:,.0f} s more"
+        times = f"about {seconds[0]:,.0f} s, instead of {seconds[1]:,.0f} s for all launches, including program start"
+        lines.append(f"ncu --set {plan.section_set} takes {times}, if the program uses {memory}")
     return lines

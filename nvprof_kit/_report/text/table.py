@@ -300,14 +300,11 @@ def capture_line(info: CaptureInfo, steps: int, all_steps: int) -> Text:
 
 def capture_facts(info: CaptureInfo, steps: int, all_steps: int) -> list[str]:
     """Facts about the capture: tool, GPUs, processes and how many of its steps are in the figures."""
-    prefix = f"{steps} of " if steps != all_steps else ""
-    facts = [
-        info.tool,
-        counted(info.gpus) if info.on_gpu else "no GPU",
-        f"{info.processes} processes, added up" if info.processes > 1 else "",
-        f"{prefix}{all_steps or 'no'} step{'s' * (all_steps != 1)}",
-    ]
-    return [fact for fact in facts if fact]
+    gpus = counted(info.gpus) if info.on_gpu else "no GPU"
+    processes = f"{info.processes} processes, added up" if info.processes > 1 else ""
+    of_steps = f"{all_steps or 'no'} step{'s' * (all_steps != 1)}"
+    of_steps = of_steps if steps == all_steps else f"{steps} of {of_steps}"
+    return [fact for fact in (info.tool, gpus, processes, of_steps) if fact]
 
 
 def below(notes: Iterable[str], issues: Iterable[str]) -> list[Text]:

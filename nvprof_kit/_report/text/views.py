@@ -44,12 +44,9 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
     tables = result.printed()
     parts: list[RenderableType] = [capture_line(result.info, result.choice.count, len(result.choice.shown)), ""]
     if view in (None, "steps"):
-        parts += [
-            _steps(result, tables["steps"] if select.sort else None, top),
-            *(Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out),
-            *(_causes(result.idle) if on_gpu else ()),
-            "",
-        ]
+        parts += [_steps(result, tables["steps"] if select.sort else None, top)]
+        parts += [Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out]
+        parts += [*(_causes(result.idle) if on_gpu else ()), ""]
     step = _step_name(result.steps.iloc[result.critical_window])
     for name, title in _TITLES.items():
         if name in tables and (view or (len(tables[name]) and (on_gpu or name not in OF_GPUS))):
@@ -125,11 +122,8 @@ def _causes(idle: pd.DataFrame) -> list[RenderableType]:
     """The idle time, one line per cause."""
     idle_by_cause = idle.groupby("cause", sort=False)["idle_ns"].sum().sort_values(ascending=False, kind="stable")
     idle_ns = int(idle_by_cause.sum())
-    lines = [
-        Text(f"  {percent(ns / idle_ns):>7}  {cause}: {CAUSES[str(cause)]}")
-        for cause, ns in idle_by_cause.items()
-        if ns
-    ]
+    causes = idle_by_cause[idle_by_cause > 0].items()
+    lines = [Text(f"  {percent(ns / idle_ns):>7}  {cause}: {CAUSES[str(cause)]}") for cause, ns in causes]
     return ["", Text("Idle:", "bold"), *lines] if lines else []
 
 
