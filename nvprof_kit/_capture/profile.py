@@ -86,7 +86,6 @@ def profile_program(
         report.print_command([*command, *overwrite, f"--output={output}", *program], environ=environ, output=output)
         return 0
     output = report.expand_name(output)
-    report.need_name(output)
     version = report.need_tool("nsys", tool, "Nsight Systems")
     if export == "parquetdir" and re.search(r" 20(1\d|2[0-2])\.", version):
         raise UsageError("--export parquetdir needs nsys 2023 or newer; use --export sqlite")

@@ -43,7 +43,8 @@ def recipes_folder() -> Path:
 def expand_name(name: str) -> str:
     """A report's name with nsys's patterns replaced: ``%h`` host, ``%p`` this process, ``%q{VARIABLE}``, ``%%``.
 
-    They are replaced here, since a report that exists already is to be found before the run.
+    They are replaced here, since a report that exists already is to be found before the run; `need_name` checks the
+    result.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -55,7 +56,9 @@ def expand_name(name: str) -> str:
             raise UsageError(f"-o '{name}': the variable {match[1]} is not set")
         return os.environ[match[1]].replace("/", "_")
 
-    return re.sub(r"%(?:q\{([A-Za-z_]\w*)\}|[hp%]|)", value, name)
+    expanded = re.sub(r"%(?:q\{([A-Za-z_]\w*)\}|[hp%]|)", value, name)
+    need_name(expanded)
+    return expanded
 
 
 def need_name(name: str) -> None:

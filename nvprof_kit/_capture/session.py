@@ -101,7 +101,6 @@ def start_session(
         report.print_command([*command, f"--output={output}"], output=output)
         return 0
     output = report.expand_name(output)
-    report.need_name(output)
     report.need_tool("nsys", tool, "Nsight Systems")
     state_line = _state_line(tool, session)
     if not state_line:

@@ -22,14 +22,9 @@ def register() -> None:
         if listens():
             from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-            hooks: list[tuple[str, Callable[..., Any]]] = [
-                (f"{RUNNER}.load_model", load_model),
-                (f"{RUNNER}.forward", forward),
-                (f"{RUNNER}.sample", sample),
-                (f"{GRAPHS}.capture_one_shape", capture_one_shape),
-            ]
-            for target, hook in hooks:
-                HookRegistry.register(target, hook, HookType.AROUND)
+            for name, hook in (("load_model", load_model), ("forward", forward), ("sample", sample)):
+                HookRegistry.register(f"{RUNNER}.{name}", hook, HookType.AROUND)
+            HookRegistry.register(f"{GRAPHS}.capture_one_shape", capture_one_shape, HookType.AROUND)
     except Exception as error:  # SGLang must start without ranges
         warn(f"SGLang is not ranged ({type(error).__name__}: {error})")
 
