@@ -24,6 +24,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,14 @@ def place_of(finding: Finding) -> tuple[str, str]:
     return rule, re.sub(r"\d+", "*", finding.layer)
 
 
-def usual_ms(of_base: list[tuple[Finding, float]], finding: Finding, place: str) -> float:
-    """What its rule says of equal layers without the fault; a rule that sums up all layers may name another."""
+def usual_ms(
+    of_base: list[tuple[Finding, float]], finding: Finding, place: str, findings: Sequence[Finding] = ()
+) -> float:
+    """What its rule says of equal layers without the fault; a rule that sums up all layers may name another. What is
+    said of another title and stays so among the findings is not subtracted.
+    """
+    stay = {(other.title, *place_of(other)) for other in findings if other.title != finding.title}
+    of_base = [(other, ms) for other, ms in of_base if (other.title, *place_of(other)) not in stay]
     same = [ms for other, ms in of_base if place_of(other) == place_of(finding)]
     alike = (
         ms for other, ms in of_base if other.rule == finding.rule and re.search(place, f"{other.layer} {other.phase}")
@@ -110,7 +117,7 @@ def planted(folders: list[Path]) -> list[str]:
             continue
         rules, place = PLANTED.get(name) or PLANTED[fault]
         ranked = [
-            (finding.saves_ns * scale - usual_ms(of_base[folder, base], finding, place), rank, finding)
+            (finding.saves_ns * scale - usual_ms(of_base[folder, base], finding, place, advice.findings), rank, finding)
             for rank, finding in enumerate(advice.findings, 1)
             if finding.rule in rules.split() and re.search(place, f"{finding.layer} {finding.phase}")
         ]

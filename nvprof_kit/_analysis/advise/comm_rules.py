@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._analysis.advise.program import Program, at, share
+from nvprof_kit._analysis.advise.program import SLOWS, Program, at, share
 from nvprof_kit._analysis.advise.replay import matching
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import LAYER_PHASES
@@ -27,12 +27,13 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     any is hidden; says whether it runs on the stream that computes, and in serving whether it is the all-reduce of
     tensor parallelism.
 
-    Saves: That time; where gradients are reduced or shards gathered in several passes of a step, what all but one take,
-    with the copies into their buffers and out.
+    Saves: That time; in training, where hardly any is hidden, without the 30 % by which it then slows what computes
+    beside it; where gradients are reduced or shards gathered in several passes of a step, what all but one take so, and
+    the copies into their buffers and out.
     """
     rows, steps = program.times.communication, program.steps
     comm_ns, exposed_ns = int(steps["comm_ns"].sum()), int(steps["exposed_comm_ns"].sum())
-    waiting_ns = min(int(rows["waiting_ns"].sum()) + program.waited_ns, exposed_ns)
+    waiting_ns = min(_waiting_ns(program) + program.waited_ns, exposed_ns)
     alone_ns, moving_ns = exposed_ns - waiting_ns, max(comm_ns - waiting_ns, 1)
     in_turns = alone_ns >= IN_TURNS_SHARE * program.wall_ns and alone_ns >= (1 - HIDDEN_SHARE) * moving_ns
     if not len(rows) or not (in_turns or alone_ns >= EXPOSED_SHARE * program.wall_ns):
@@ -67,12 +68,16 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
             "find_unused_parameters, and with no synchronization in between)"
         )
     passes, saves = repeated_passes(program), alone_ns
+    if program.mode == "training" and (in_turns or shares_stream):
+        saves -= round(SLOWS * alone_ns)
     if passes >= SEVERAL_PASSES:
         buffers = kernels[matching(kernels["phase"], LAYER_PHASES) & matching(kernels["name"], _BUFFERS)]
-        saves = round(alone_ns * (1 - 1 / passes)) + program.without_ns(buffers, 1 / passes, 1 / passes)
+        saves = round((alone_ns + SLOWS * (comm_ns - exposed_ns)) * (1 - 1 / passes))
+        saves += program.without_ns(buffers, 1 / passes, 1 / passes)
         title = "Gradients are reduced, or shards gathered, in each pass"
         evidence += f"; {passes:.1f} times in a step the same gradients are reduced or shards gathered"
-        evidence += f"; with the copies into their buffers and out {program.shorter(saves)}" * bool(len(buffers))
+        evidence += "; with what they slow beside them" + ", and copies into their buffers and out" * bool(len(buffers))
+        evidence += f", {program.shorter(saves)}"
         fix = "reduce in the last backward pass alone: model.no_sync() (FSDP: set_requires_gradient_sync(False)); keep "
         fix += "what was gathered until then: reshard_after_forward=False, wrap blocks and not their parts"
     refuted_by = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
@@ -87,6 +92,20 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         "exposed-collectives", title, evidence, _collectives(program, worst), saves=saves, fix=fix,
         confidence="low" if rows["bytes"].isna().any() or waiting_ns > alone_ns else "medium", refuted_by=refuted_by,
     )  # fmt: skip
+
+
+def _waiting_ns(program: Program) -> int:
+    """Exposed communication beyond the fastest similar collective. If that is much, also what is exposed since it ran
+    late, behind a collective that waited beside computation: no longer than that waited, and without the last reduction
+    of each backward pass, which is exposed anyway.
+    """
+    rows, ops = program.times.communication, _collectives(program)
+    waiting_ns, exposed_ns = int(rows["waiting_ns"].sum()), int(rows["exposed_ns"].sum())
+    if waiting_ns < WAITING_SHARE * program.wall_ns:
+        return waiting_ns
+    hidden_ns = (rows["waiting_ns"] * (rows["gpu_ns"] / rows["exposed_ns"].clip(lower=1) - 1)).sum()
+    last = ops[ops["phase"] == "backward"].sort_values("start_ns").groupby(["lane", "step"], dropna=False)["ns"].last()
+    return waiting_ns + max(min(int(hidden_ns), exposed_ns - waiting_ns - int(last.sum())), 0)
 
 
 def repeated_passes(program: Program) -> float:
@@ -119,19 +138,21 @@ def _collectives(program: Program, row: Any = None) -> pd.DataFrame:
 def rank_waits(program: Program) -> Iterator[Finding]:
     """Exposed communication beyond the fastest similar collective is 5 % or more.
 
-    Saves: That time, if the ranks that it waits for are as fast.
+    Saves: That time, and that of collectives which such a wait delays, if the ranks that it waits for are as fast.
     """
     rows = program.times.communication
-    waiting_ns = int(rows["waiting_ns"].sum())
+    waiting_ns, saves = int(rows["waiting_ns"].sum()), _waiting_ns(program)
     if waiting_ns >= WAITING_SHARE * program.wall_ns:
         worst = rows.iloc[int(rows["waiting_ns"].to_numpy().argmax())]
         evidence = (
             f"{program.of_wall(waiting_ns)} is exposed communication beyond the fastest similar collective; most in "
             f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['waiting_ns'])}"
         )
+        if saves > waiting_ns:
+            evidence += f"; others run late and exposed behind one that waits: {program.shorter(saves)} without"
         yield program.finding_in_ops(
             "rank-wait", "This rank may be waiting for others", evidence, _collectives(program, worst),
-            saves=waiting_ns,
+            saves=saves,
             fix="find the slowest rank with nvprof-kit ranks, or advise, on the captures of all ranks; fix it there",
             refuted_by="the other ranks' collectives take as long in these steps",
         )  # fmt: skip

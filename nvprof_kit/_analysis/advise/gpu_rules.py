@@ -20,6 +20,7 @@ from nvprof_kit._analysis.advise.program import (
     POINTWISE,
     SHORT_NS,
     SIBLINGS,
+    SLOWS,
     Program,
     at,
     costliest,
@@ -30,7 +31,7 @@ from nvprof_kit._analysis.advise.program import (
     smallest_side,
 )
 from nvprof_kit._analysis.advise.replay import READS, matching
-from nvprof_kit._analysis.attribution.intervals import as_slice, exact_sums
+from nvprof_kit._analysis.attribution.intervals import Cover, as_slice, exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct_rows, few
@@ -363,7 +364,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     casts = ops.loc[is_cast, ["start_ns", "end_ns", "lane", "call_of_layer"]]
     casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
-    if busy_ns + cast_ns < FP32_SHARE * program.wall_ns:
+    if busy_ns < FP32_SHARE * program.wall_ns:
         return
     of_vectors_ns = products["ns"][matching(products["name"], _VECTOR)].sum()
     is_of_memory = program.mode in ("decode", "mixed") or 2 * cast_ns > busy_ns or 2 * of_vectors_ns > busy_ns
@@ -374,10 +375,11 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     times = times[times["fp32_ns"] > 0].join(in_16_bits, on=keys[:2])
     has_peers = times["size"] >= SIBLINGS - 1
     saved_ns = times["saved_ns"].where(~has_peers, times["ns"] - times["median"]).clip(lower=0)
-    saves = busy_ns * float(saved_ns.sum() / times["fp32_ns"].sum()) + cast_ns
+    share_saved = float(saved_ns.sum() / times["fp32_ns"].sum())
     both = pd.concat([products[casts.columns], casts])
-    saves = min(saves, program.busy_ns(both))  # they may overlap
-    saves = min(saves, program.without_ns(both, 1 - saves / max(busy_ns + cast_ns, 1), 1))
+    saves = min(busy_ns * share_saved + cast_ns, program.busy_ns(both))  # they may overlap
+    is_left = both.index.isin(products.index)  # and launched, unlike the casts
+    saves = min(saves, program.without_ns(both, np.where(is_left, 1 - share_saved, 0), is_left))
     layer, phase = costliest(products, "ns")
     dtype = "TF32" if 2 * ops["ns"][is_fp32 & is_tf32].sum() > products["ns"].sum() else "fp32"
     longest = at(products, layer, phase).nlargest(1, "ns")
@@ -575,7 +577,8 @@ def recompute(program: Program) -> Iterator[Finding]:
 
 def outlier_layers(program: Program) -> Iterator[Finding]:
     """Of four or more layers that differ only in their number, one computes 1.2 times the median and five median
-    deviations more; all parts and phases of a block are one finding.
+    deviations more, even without 30 % of the time that collectives run beside it; all parts and phases of a block are
+    one finding.
 
     Saves: What it computes above it.
     """
@@ -584,14 +587,20 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     is_of_layer = (kernels["kernel_class"] != "comm") & (kernels["layer"] != NO_LAYER)
     is_of_layer &= matching(kernels["phase"], LAYER_PHASES)
     place, index = placed(kernels)
-    times = pd.DataFrame({"ns": exact_sums(place, (kernels["ns"] * is_of_layer).to_numpy(), len(index))}, index)
+    lanes, starts, ends = (kernels[name].to_numpy() for name in ("lane", "start_ns", "end_ns"))
+    is_comm = (kernels["kernel_class"] == "comm").to_numpy()
+    beside_ns = Cover(lanes[is_comm], starts[is_comm], ends[is_comm]).inside(lanes, starts, ends)
+    values, is_counted = {"ns": kernels["ns"].to_numpy(), "beside_ns": beside_ns}, is_of_layer.to_numpy()
+    columns = {name: exact_sums(place, ns * is_counted, len(index)) for name, ns in values.items()}
+    times = pd.DataFrame(columns, index)
     sums = times[np.bincount(place, is_of_layer, len(index)) > 0].reset_index().astype({"layer": str, "phase": str})
     sums = sums.assign(layer_kind=kinds(sums["layer"]))
     outliers = []
     for _, peers in sums[sums["layer_kind"].str.contains("*", regex=False)].groupby(["layer_kind", "phase"]):
-        usual_ns = peers["ns"].median()
-        if len(peers) >= SIBLINGS and peers["ns"].max() > _unusual_ns(peers["ns"]):
-            outliers.append(peers[peers["ns"] == peers["ns"].max()][:1].assign(usual_ns=usual_ns, peers=len(peers)))
+        usual_ns, worst = float(peers["ns"].median()), peers[peers["ns"] == peers["ns"].max()][:1]
+        least_ns = float(worst["ns"].iloc[0]) - SLOWS * float(worst["beside_ns"].iloc[0])
+        if len(peers) >= SIBLINGS and least_ns > _unusual_ns(peers["ns"]):
+            outliers.append(worst.assign(usual_ns=usual_ns, peers=len(peers)))
     if not outliers:
         return
     table = pd.concat(outliers)

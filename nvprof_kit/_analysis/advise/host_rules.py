@@ -240,7 +240,8 @@ def sync(program: Program) -> Iterator[Finding]:
     between them, as in a loop that reads number after number, the host's time between them counts too. If nine of ten
     launches of a process return only after the end of their kernel, as with CUDA_LAUNCH_BLOCKING=1, they are one
     finding. So are the waits at one call in more than three kinds of places that together cost half as much again as
-    one by one: without those of one place, the host waits at the next instead.
+    one by one: without those of one place, the host waits at the next instead. So are those that follow a tenth of the
+    backward pass's operations, as in anomaly detection.
 
     Saves: By how much the steps are shorter without them, both without the profiler: the calls and operations are run
     again by what they wait for, each call without what tracing adds, and the host as fast as one where a traced
@@ -270,7 +271,7 @@ def sync(program: Program) -> Iterator[Finding]:
         measured = [single for single in singles if single.call == cost.call]
         lost_ns = sum(int(single.rows["lost_ns"].sum()) for single in measured)
         one_by_one_ns = sum(single.saves_ns for single in measured) * int(cost.rows["lost_ns"].sum()) / max(lost_ns, 1)
-        if measured and cost.saves_ns >= TOGETHER * one_by_one_ns:
+        if measured and (cost.saves_ns >= TOGETHER * one_by_one_ns or program.is_checked(cost.rows)):
             together.append(cost)
             singles = [single for single in singles if single.call != cost.call]
     reported = [cost for cost in together if cost.is_notable] + [cost for cost in singles if cost.is_notable][:PLACES]
