@@ -39,7 +39,7 @@ from nvprof_kit._trace.jobs.schema import VERSION as MAP_VERSION
 from nvprof_kit._trace.ncu.schema import KERNELS
 from nvprof_kit._trace.open import open_capture
 from nvprof_kit._trace.schema import TABLES as CAPTURE_TABLES
-from nvprof_kit._trace.torch_memory.snapshot import BLOCKS, EVENTS, SEGMENTS
+from nvprof_kit._trace.torch_memory.snapshot import TABLES as SNAPSHOT_TABLES
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
@@ -251,9 +251,15 @@ def _tables() -> str:
 
 
 OTHER_TABLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "Snapshot: events": ("`open_snapshot(...).snapshot.events`: the allocator's history, per device in order.", EVENTS),
-    "Snapshot: segments": ("`open_snapshot(...).snapshot.segments`: memory reserved from CUDA.", SEGMENTS),
-    "Snapshot: blocks": ("`open_snapshot(...).snapshot.blocks`: the parts of the segments.", BLOCKS),
+    "Snapshot: events": (
+        "`open_snapshot(...).snapshot.events`: the allocator's history, per device in order.",
+        SNAPSHOT_TABLES["events"],
+    ),
+    "Snapshot: segments": (
+        "`open_snapshot(...).snapshot.segments`: memory reserved from CUDA.",
+        SNAPSHOT_TABLES["segments"],
+    ),
+    "Snapshot: blocks": ("`open_snapshot(...).snapshot.blocks`: the parts of the segments.", SNAPSHOT_TABLES["blocks"]),
     "Nsight Compute: kernels": ("`open_ncu(...).report.kernels`: one row per measured kernel.", KERNELS),
     "Timer logs: stages": (
         "`open_timers(...).logs.stages`: one row per call of a stage on a rank.",

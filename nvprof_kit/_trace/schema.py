@@ -38,9 +38,6 @@ def read_tables(package: str, file: str = "columns.toml") -> Mapping[str, Mappin
     return {table: {name: Column(**entry) for name, entry in columns.items()} for table, columns in tables.items()}
 
 
-LARGEST_BYTES = 1 << 50
-"""Larger than any size or count on a real machine."""
-
 TABLES = read_tables("nvprof_kit._trace")
 """The tables of a `Trace`, and their columns."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nvprof_kit._trace.annotations import loop_annotation
 from nvprof_kit._trace.files.kinds import description_of
 from nvprof_kit._trace.reader import Request, Source
-from nvprof_kit._trace.schema import LARGEST_BYTES, Column
+from nvprof_kit._trace.schema import read_tables
 from nvprof_kit._trace.torch_memory.load import PlainUnpickler
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import MEMORY_SPANS, Category, kineto_name, memory_label, parse_memory_label, step_number
@@ -21,40 +20,8 @@ from nvprof_kit.names import MEMORY_SPANS, Category, kineto_name, memory_label, 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SIZES = (0, LARGEST_BYTES)
-
-EVENTS: Mapping[str, Column] = {
-    "device": Column("int64", "device ordinal"),
-    "action": Column("category", "alloc, free_requested, free_completed, segment_alloc, segment_free, oom, …"),
-    "addr": Column("int64", "address; 0 for an oom"),
-    "size_bytes": Column("int64", "requested bytes", bounds=_SIZES),
-    "stream": Column("int64", "stream of the allocation"),
-    "time_ns": Column("int64", "time in ns since 1970, 0 if not recorded"),
-    "label": Column("category", "annotation that was open, with layer and phase; '' if none"),
-    "stack": Column("int64", "number of the call stack of an allocation, -1 if not recorded"),
-}
-"""Columns of `Snapshot.events`; rows in the order of each device's events."""
-
-SEGMENTS: Mapping[str, Column] = {
-    "device": Column("int64", "device ordinal"),
-    "address": Column("int64", "start address"),
-    "total_bytes": Column("int64", "size as reserved from CUDA", bounds=_SIZES),
-    "allocated_bytes": Column("int64", "the part in allocated blocks", bounds=_SIZES),
-    "active_bytes": Column("int64", "the part in blocks that are allocated, or wait for a stream", bounds=_SIZES),
-    "kind": Column("category", "small, large, or expandable"),
-    "stream": Column("int64", "stream that it belongs to"),
-    "pool": Column("category", "memory pool; (0, 0) is the default pool"),
-}
-"""Columns of `Snapshot.segments`: memory reserved from CUDA at the time of the snapshot."""
-
-BLOCKS: Mapping[str, Column] = {
-    "segment": Column("int64", "row of its segment"),
-    "address": Column("int64", "start address"),
-    "size_bytes": Column("int64", "size", bounds=_SIZES),
-    "requested_bytes": Column("int64", "requested size, before rounding"),
-    "state": Column("category", "active_allocated, active_pending_free, or inactive"),
-}
-"""Columns of `Snapshot.blocks`: the division of the segments at the time of the snapshot."""
+TABLES = read_tables("nvprof_kit._trace.torch_memory")
+"""The tables of a `Snapshot`, and their columns."""
 
 _LATEST_US = 1 << 52
 """The year 2112; allocator times count from 1970."""
@@ -69,9 +36,9 @@ class Snapshot:
 
     Attributes:
         path: The file as given by the user.
-        events: The history; columns `EVENTS`.
-        segments: Memory reserved from CUDA; columns `SEGMENTS`.
-        blocks: The parts of the segments; columns `BLOCKS`.
+        events: The history; columns ``events``.
+        segments: Memory reserved from CUDA; columns ``segments``.
+        blocks: The parts of the segments; columns ``blocks``.
         stacks: The distinct call stacks, by their numbers in `events`.
     """
 
@@ -134,7 +101,7 @@ def _snapshot(content: dict[str, Any], path: Path) -> Snapshot:
         ends = sizes.groupby(blocks["segment"]).cumsum().to_numpy()
         blocks["address"] = segments["address"][blocks["segment"]] + ends - blocks["size_bytes"]
     tables = {}
-    for name, schema in (("events", EVENTS), ("segments", SEGMENTS), ("blocks", BLOCKS)):
+    for name, schema in TABLES.items():
         tables[name] = pd.DataFrame({key: columns[name][key] for key in schema}, copy=False)
         check_columns(f"{path}: {name}", tables[name], schema)
     check_time_span(path, [events["time_ns"][time_us > 0]])
