@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
-from nvprof_kit._analysis.attribution.intervals import Cover, Int64Array, union
+from nvprof_kit._analysis.attribution.intervals import Cover, Floats, Int64Array, union
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps
 from nvprof_kit._analysis.layers.fold import NO_BLOCKS, ByLayer, computing_blocks
 from nvprof_kit._analysis.layers.tree import layer_parents, with_ancestors
@@ -27,8 +27,6 @@ from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
-
-Floats = npt.NDArray[np.float64]
 
 _SAMPLED: Mapping[str, Sequence[str]] = read_toml("nvprof_kit._analysis", "gpu_metrics.toml")["metrics"]
 """The sampled columns, and the names of nsys's metrics of each on different GPUs."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, begins, outer_layers
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Cover, Int64Array, Line, begins, outer_layers
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._analysis.attribution.steps import step_times, step_windows
 from nvprof_kit._trace.joins import distinct_rows
@@ -95,7 +95,7 @@ class Timeline:
         return times
 
 
-def timeline(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool_] | None = None) -> Timeline:
+def timeline(trace: Trace, attribution: Attribution, chosen: Bools | None = None) -> Timeline:
     """Build the timeline of some steps, or the whole capture.
 
     Args:
@@ -155,9 +155,7 @@ def timeline(trace: Trace, attribution: Attribution, chosen: npt.NDArray[np.bool
 _LAST = np.iinfo(np.int64).max
 
 
-def _touch(
-    window_start: Int64Array, window_end: Int64Array, starts: Int64Array, ends: Int64Array
-) -> npt.NDArray[np.bool_]:
+def _touch(window_start: Int64Array, window_end: Int64Array, starts: Int64Array, ends: Int64Array) -> Bools:
     """Which intervals overlap one of the sorted windows; one of zero length must start inside a window."""
     window = np.minimum(np.searchsorted(window_end, starts, side="right"), len(window_end) - 1)
     window_start, window_end = window_start[window], window_end[window]

@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from nvprof_kit._analysis.attribution.intervals import Floats, Int64Array
 from nvprof_kit._ranks.groups import ListedGroups, listed_groups, separate
 from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
@@ -180,7 +180,7 @@ def _fits(ends: pd.DataFrame) -> list[tuple[int, int, Line]]:
     ]
 
 
-def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> Line:
+def _fit(own_ends: Int64Array, base: Int64Array) -> Line:
     """The correction that maps a rank's ends to the first rank's."""
     at = int(own_ends[0])
     offsets = (base - own_ends).astype(np.float64)
@@ -198,7 +198,7 @@ def _fit(own_ends: npt.NDArray[np.int64], base: npt.NDArray[np.int64]) -> Line:
     return sloped if sloped.residual < 0.7 * constant.residual and abs(slope) <= FASTEST else constant
 
 
-def _through(at: int, offsets: npt.NDArray[np.float64], slope: float) -> Line:
+def _through(at: int, offsets: Floats, slope: float) -> Line:
     """The line through the median of the offsets, from which the slope is subtracted."""
     level = float(np.median(offsets))
     return Line(at, level, slope, float(1.4826 * np.median(np.abs(offsets - level))), len(offsets))

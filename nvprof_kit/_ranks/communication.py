@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.breakdown.transfers import kernels_of_calls, messages
 from nvprof_kit._trace.schema import Trace
@@ -36,7 +36,7 @@ def communications(
     trace: Trace,
     host: HostCalls,
     rows: Int64Array,
-    is_comm: npt.NDArray[np.bool_],
+    is_comm: Bools,
     *,
     launch: Int64Array,
     step: Int64Array,

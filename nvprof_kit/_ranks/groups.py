@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from nvprof_kit._analysis.attribution.intervals import Floats, Int64Array
 from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.issues import Issue, listing, plural
@@ -77,7 +77,7 @@ def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
     return frame.astype({"rank": "int64", "part": "int64"})
 
 
-def movements(comm_ends: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def movements(comm_ends: pd.DataFrame) -> tuple[list[int], Floats, Floats]:
     """The ranks of a communicator, and how far the ends of two of them move relative to each other from one collective
     to the next: in `MOST_OF_THEM`, and in `NEARLY_ALL`. Infinite below the diagonal, and where they share too few.
     Neither offset nor drift of the clocks matters.
@@ -103,7 +103,7 @@ def movements(comm_ends: pd.DataFrame) -> tuple[list[int], npt.NDArray[np.float6
     return ranks, moved, rarely
 
 
-def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.int64]) -> list[int]:
+def _joined(moved: Floats, limit: float, size: Int64Array) -> list[int]:
     """The part of each rank: the pairs that move least are joined first, up to the communicator's known size."""
     parts = list(range(len(size)))
     room = np.where(size > 1, size, len(size))
@@ -118,7 +118,7 @@ def _joined(moved: npt.NDArray[np.float64], limit: float, size: npt.NDArray[np.i
     return parts
 
 
-def _divided(moved: npt.NDArray[np.float64], parts: list[int]) -> list[int]:
+def _divided(moved: Floats, parts: list[int]) -> list[int]:
     """The parts; one that consists of groups of equal size, far from each other, is divided into these."""
     from scipy.cluster.hierarchy import fcluster, linkage
 

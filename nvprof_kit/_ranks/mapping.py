@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, attribute
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, exact_sums, sums_by
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array, exact_sums, sums_by
 from nvprof_kit._analysis.attribution.steps import Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import COMM, COMPUTE, COPY, Gaps, op_sorts
 from nvprof_kit._analysis.breakdown.devices import idle as idle_causes
@@ -139,7 +139,7 @@ def _device(trace: Trace, of_op: Int64Array, sort: npt.NDArray[np.int8], allowed
     return int(np.where(allowed, weights, -1).argmax())
 
 
-def _arrivals(ops: _Operations, collectives: Int64Array) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
+def _arrivals(ops: _Operations, collectives: Int64Array) -> tuple[Int64Array, Bools]:
     """When each collective could have begun: after its launch and the end of compute and copies launched before it; and
     whether the device computed nothing when it ended.
     """

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from nvprof_kit._analysis.attribution.intervals import Floats, Int64Array
 from nvprof_kit._ranks.groups import MOST_SEPARATED, ListedGroups
 from nvprof_kit._ranks.stages import stages_of
 from nvprof_kit.issues import Issue, listing, plural
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from nvprof_kit._trace.jobs.tables import JobTables
 
-Ints = npt.NDArray[np.int64]
 
 TRIED_STEPS, TRIED_OFFSETS, TRIED_PAIRS = 6, 8, 64
 """Number of steps and of offsets to try for two ranks, and maximum number of pairs of ranks to try."""
@@ -48,7 +47,7 @@ CLEARER = 3
 _KINDS = (("Send", "Recv"), ("Recv", "Send"), ("SendRecv", "SendRecv"))
 """The kinds of a message on the first and on the second rank of a pair."""
 
-_NONE: Ints = np.zeros(0, dtype=np.int64)
+_NONE: Int64Array = np.zeros(0, dtype=np.int64)
 
 
 def match_messages(tables: JobTables, marked_groups: ListedGroups) -> tuple[str, ...]:
@@ -101,7 +100,7 @@ def pair_messages(
 
 
 def numbered(
-    messages: pd.DataFrame, reason: str, pair: Ints | None = None, number: Ints | None = None
+    messages: pd.DataFrame, reason: str, pair: Int64Array | None = None, number: Int64Array | None = None
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Number messages so that both sides of each have the same number.
 
@@ -129,17 +128,17 @@ def numbered(
 class _Side(NamedTuple):
     """Messages of a rank by step and kind, as rows in order; and the times and sizes of all rows."""
 
-    of: Mapping[tuple[int, str], Ints]
-    start: Ints
-    end: Ints
-    size: Ints
+    of: Mapping[tuple[int, str], Int64Array]
+    start: Int64Array
+    end: Int64Array
+    size: Int64Array
 
-    def counterparts(self, other: _Side, step: int) -> list[tuple[Ints, Ints, str]]:
+    def counterparts(self, other: _Side, step: int) -> list[tuple[Int64Array, Int64Array, str]]:
         """The messages of a step by kind, with those of another rank that could be their other sides."""
         pairs = [(self.of.get((step, kind), _NONE), other.of.get((step, its), _NONE), kind) for kind, its in _KINDS]
         return [pair for pair in pairs if len(pair[0])]
 
-    def costs(self, other: _Side, rows: Ints, its: Ints, kind: str, offset: int) -> npt.NDArray[np.float64]:
+    def costs(self, other: _Side, rows: Int64Array, its: Int64Array, kind: str, offset: int) -> Floats:
         """How badly each of these messages fits each of another rank with this clock offset, in ns."""
         start, end, size = (times[rows][:, None] for times in (self.start, self.end, self.size))
         its_start, its_end = other.start[its][None, :] + offset, other.end[its][None, :] + offset
@@ -153,7 +152,7 @@ class _Side(NamedTuple):
         size_differs = (size != its_size) & (size >= 0) & (its_size >= 0)
         return np.where(size_differs, WORST_NS, np.minimum(np.abs(distance), WORST_NS)).astype(np.float64)
 
-    def without(self, rows: Ints, steps: set[int]) -> _Side:
+    def without(self, rows: Int64Array, steps: set[int]) -> _Side:
         """The messages without some of them, and without steps."""
         of = {key: of_key[~np.isin(of_key, rows)] for key, of_key in self.of.items() if key[0] not in steps}
         return self._replace(of={key: of_key for key, of_key in of.items() if len(of_key)})
@@ -164,16 +163,16 @@ class _Fit(NamedTuple):
 
     cost: float
     offset: int
-    rows: Ints
-    partners: Ints
+    rows: Int64Array
+    partners: Int64Array
 
 
 class _Match(NamedTuple):
     """The rank whose messages fit those of another, the rows of both, and the steps in which they do not fit."""
 
     rank: int
-    rows: Ints
-    partners: Ints
+    rows: Int64Array
+    partners: Int64Array
     broken: set[int]
 
 
@@ -182,7 +181,7 @@ def _chain(
 ) -> list[_Match]:
     """Match stage by stage in this order; ends where a stage's messages do not fit."""
     times = [messages[name].to_numpy() for name in ("start_ns", "end_ns", "bytes")]
-    rows_of: dict[int, dict[tuple[int, str], Ints]] = {}
+    rows_of: dict[int, dict[tuple[int, str], Int64Array]] = {}
     for (rank, step, kind), of_key in messages.groupby(["rank", "step", "kind"], observed=True):
         rows_of.setdefault(int(str(rank)), {})[int(str(step)), str(kind)] = of_key.index.to_numpy()
     sides = {rank: _Side(of_rank, *times) for rank, of_rank in rows_of.items()}
@@ -281,7 +280,7 @@ def _assigned(first: _Side, second: _Side, steps: list[int], offset: int) -> _Fi
     return _Fit(sum(costs) / len(all_rows) if len(all_rows) else np.inf, better, all_rows, all_partners)
 
 
-def _in_order(cost: npt.NDArray[np.float64]) -> Ints:
+def _in_order(cost: Floats) -> Int64Array:
     """The column of each row in the cheapest choice of increasing columns; there are at least as many columns."""
     count, columns = cost.shape
     total = np.full((count + 1, columns + 1), np.inf)

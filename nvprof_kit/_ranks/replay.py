@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Floats, Int64Array
 from nvprof_kit._ranks.causes import segment_rows
 from nvprof_kit._result.column import read_columns
 from nvprof_kit.errors import CaptureError
@@ -125,7 +124,7 @@ def replay(graph: Graph, cut: Int64Array | int = 0, quicker: Int64Array | int = 
     return ends
 
 
-def part_of_work(graph: Graph, weight: npt.NDArray[np.float64]) -> Int64Array:
+def part_of_work(graph: Graph, weight: Floats) -> Int64Array:
     """Weighted sum of the segments in each member's work, in ns; weights are from 0 to 1."""
     sums = np.concatenate(([0.0], np.cumsum(graph.segments["ns"].to_numpy() * weight)))
     return np.round(sums[graph.high] - sums[graph.low]).astype(np.int64)
@@ -217,7 +216,7 @@ def transfer_excess(graph: Graph) -> Int64Array:
     return excess
 
 
-def rank_weights(segments: pd.DataFrame, layers: pd.DataFrame, rank: int, layer: str | None) -> npt.NDArray[np.float64]:
+def rank_weights(segments: pd.DataFrame, layers: pd.DataFrame, rank: int, layer: str | None) -> Floats:
     """Share of each segment that a rank (in one layer) would save at the median of its equals."""
     keys = ["layer", "phase"]
     measured = layers[(layers["rank"] == rank) & ((layers["layer"] == layer) if layer else True)].set_index(keys)
@@ -235,7 +234,7 @@ def rank_weights(segments: pd.DataFrame, layers: pd.DataFrame, rank: int, layer:
     return weights
 
 
-def loader_weights(segments: pd.DataFrame) -> npt.NDArray[np.float64]:
+def loader_weights(segments: pd.DataFrame) -> Floats:
     """Share of each segment saved if every rank's data loader took the median time."""
     loads = segments["doing"] == "dataloader"
     steps = segments.assign(ns=segments["ns"].where(loads, 0)).groupby(["step", "rank"])["ns"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Integers, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Integers, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges, understand
 from nvprof_kit._analysis.kernels.classes import CLASSES, KernelClasses, Rule, classify, is_comm
 from nvprof_kit._trace.files.process import return_freed_memory
@@ -161,7 +161,7 @@ class Operations:
         return classify(self.trace.ops, self._own_rules) if self._operations is None else self._operations.classes
 
     @cached_property
-    def is_comm(self) -> npt.NDArray[np.bool_]:
+    def is_comm(self) -> Bools:
         """Which operations are of the class ``comm``, which is known before `classes`."""
         return is_comm(self.trace.ops, self._own_rules) if self._operations is None else self._operations.is_comm
 

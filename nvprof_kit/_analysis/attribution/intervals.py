@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Int64Array = npt.NDArray[np.int64]
-Integers = npt.NDArray[np.int64] | npt.NDArray[np.int32]
-_Values = TypeVar("_Values", npt.NDArray[np.int64], npt.NDArray[np.int8])
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Integers = Int64Array | npt.NDArray[np.int32]
+_Values = TypeVar("_Values", Int64Array, npt.NDArray[np.int8])
 
 NONE = -1
 """Index that stands for "no range"."""
@@ -137,7 +139,7 @@ class Pieces(NamedTuple):
     range: Int64Array
     start: Int64Array
     end: Int64Array
-    first: npt.NDArray[np.bool_]
+    first: Bools
 
 
 def cut(start: Int64Array, end: Int64Array, tid: Int64Array) -> Pieces:
@@ -414,7 +416,7 @@ def joined(keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64Array | None:
     return code
 
 
-def touches(intervals: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> npt.NDArray[np.bool_]:
+def touches(intervals: tuple[Int64Array, Int64Array], start: Int64Array, end: Int64Array) -> Bools:
     """Which intervals overlap one of some others, whatever lane they are on, shape ``(n,)``.
 
     Args:
@@ -458,7 +460,7 @@ class Cover:
         np.subtract(self._ends, self._before[1:], out=self._before[1:])
         np.cumsum(self._before, out=self._before)
 
-    def alone(self) -> npt.NDArray[np.bool_]:
+    def alone(self) -> Bools:
         """Which of the intervals overlap no other of their lane, shape ``(n,)``."""
         is_behind = self._begins[1:] >= self._ends[:-1]
         is_alone = np.empty(len(self._order), dtype=bool)
@@ -469,7 +471,7 @@ class Cover:
         """How much of each queried interval is covered in its lane, in ns, shape ``(m,)`` each."""
         return self._until(lane, end) - self._until(lane, start)
 
-    def contains(self, lane: Int64Array, time: Int64Array) -> npt.NDArray[np.bool_]:
+    def contains(self, lane: Int64Array, time: Int64Array) -> Bools:
         """Whether each moment is covered in its lane, shape ``(m,)`` each."""
         is_covered, (starts, ends) = np.zeros(len(time), dtype=bool), self.covered
         low = np.searchsorted(ends, time.min(initial=np.iinfo(np.int64).max), side="right")
@@ -507,7 +509,7 @@ def as_slice(rows: Integers) -> Integers | slice:
     return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
-def begins(ops: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def begins(ops: pd.DataFrame) -> Bools:
     """Which rows are the first of their instance, shape ``(n,)``; all of them if each row is a call."""
     if "operator_call" not in ops:
         return np.ones(len(ops), dtype=bool)

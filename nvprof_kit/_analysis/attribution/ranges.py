@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, cut, inherit, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array, Nesting, cut, inherit, nest
 from nvprof_kit._trace.schema import SOUGHT, Trace
 from nvprof_kit.names import (
     LAYER_CATEGORIES,
@@ -64,7 +64,7 @@ class Ranges:
     end: Int64Array
     tid: Int64Array
     pid: Int64Array
-    first: npt.NDArray[np.bool_]
+    first: Bools
     nesting: Nesting
     names: tuple[RangeName, ...]
     name: npt.NDArray[np.intp]
@@ -87,7 +87,7 @@ class Ranges:
         """The end of each range (for a piece, of its whole range), shape ``(r,)``; pieces of a range are adjacent."""
         return _whole_end(self.end, self.first)
 
-    def is_one_of(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
+    def is_one_of(self, categories: tuple[Category, ...]) -> Bools:
         """Which ranges have one of these categories, shape ``(r,)``."""
         return _is_one_of(self.names, self.name, categories)
 
@@ -97,7 +97,7 @@ class Ranges:
         return steps
 
 
-def _whole_end(end: Int64Array, first: npt.NDArray[np.bool_]) -> Int64Array:
+def _whole_end(end: Int64Array, first: Bools) -> Int64Array:
     first_pieces = np.flatnonzero(first)
     if len(first_pieces) == len(end):
         return end
@@ -105,9 +105,7 @@ def _whole_end(end: Int64Array, first: npt.NDArray[np.bool_]) -> Int64Array:
     return ends
 
 
-def _is_one_of(
-    names: tuple[RangeName, ...], name: npt.NDArray[np.intp], categories: tuple[Category, ...]
-) -> npt.NDArray[np.bool_]:
+def _is_one_of(names: tuple[RangeName, ...], name: npt.NDArray[np.intp], categories: tuple[Category, ...]) -> Bools:
     return (
         np.array([named.category in categories for named in names], dtype=bool)[name]
         if names
@@ -267,7 +265,7 @@ class Elsewhere:
         chosen: The ranges to consider, shape ``(r,)``.
     """
 
-    def __init__(self, ranges: Ranges, chosen: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, ranges: Ranges, chosen: Bools) -> None:
         rows = np.flatnonzero(chosen)
         self._by_thread = []
         for thread in np.unique(ranges.tid[rows]):
@@ -312,7 +310,7 @@ class Owners(NamedTuple):
     layer: Int64Array
     phase: Int64Array
     step: Int64Array
-    is_elsewhere: npt.NDArray[np.bool_]
+    is_elsewhere: Bools
 
 
 class OwnerLookup:

@@ -26,10 +26,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Integers, exact_sums, union_lengths
+from nvprof_kit._analysis.attribution.intervals import (
+    NONE,
+    Bools,
+    Cover,
+    Int64Array,
+    Integers,
+    exact_sums,
+    union_lengths,
+)
 from nvprof_kit._analysis.attribution.ranges import Ranges
 from nvprof_kit._trace.annotations import engine_phase
 from nvprof_kit._trace.joins import distinct_rows, few
@@ -106,7 +113,7 @@ WHOLE_CAPTURE = StepOptions(everything=True)
 """Every step, and what ran outside steps."""
 
 
-def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> npt.NDArray[np.bool_]:
+def chosen_steps(options: StepOptions, number: Int64Array, path: str) -> Bools:
     """Select step instances by their step number.
 
     Raises:
@@ -136,7 +143,7 @@ class StepChoice:
         left_out: A sentence for each warm-up step that says which it is and why.
     """
 
-    shown: npt.NDArray[np.bool_]
+    shown: Bools
     asked: bool = False
     everything: bool = False
     left_out: tuple[str, ...] = ()
@@ -151,7 +158,7 @@ class StepChoice:
         """Whether what ran outside steps is included: it was asked for, or the capture has no steps."""
         return self.everything or not len(self.shown)
 
-    def of_ops(self, attribution: Attribution) -> npt.NDArray[np.bool_]:
+    def of_ops(self, attribution: Attribution) -> Bools:
         """Which operations are included, shape ``(n,)``."""
         return np.append(self.shown, self.is_whole)[attribution.step]
 
@@ -249,7 +256,7 @@ class Windows:
     last_end: Int64Array
 
     @property
-    def in_step(self) -> npt.NDArray[np.bool_]:
+    def in_step(self) -> Bools:
         """Which windows are steps."""
         return self.instance >= 0
 
@@ -298,7 +305,7 @@ def _device_windows(
     start: Int64Array,
     end: Int64Array,
     step: Integers,
-    is_kernel: npt.NDArray[np.bool_],
+    is_kernel: Bools,
     first_start: Int64Array,
     last_end: Int64Array,
 ) -> tuple[Int64Array, Int64Array, Int64Array]:

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import Int64Array, as_slice, exact_sums, joined
+from nvprof_kit._analysis.attribution.intervals import Bools, Int64Array, as_slice, exact_sums, joined
 from nvprof_kit._analysis.attribution.steps import (
     ALL_STEPS,
     StepChoice,
@@ -265,7 +264,7 @@ def _check(steps: pd.DataFrame) -> None:
         raise AssertionError("the parts of a step do not add up to its wall time: please report this")
 
 
-def _idle_table(parts: pd.DataFrame, is_counted: npt.NDArray[np.bool_]) -> pd.DataFrame:
+def _idle_table(parts: pd.DataFrame, is_counted: Bools) -> pd.DataFrame:
     """Idle time of the `counted` parts by cause, layer, phase, operator and call, the longest first."""
     keys = ["cause", *PLACE]
     place_code = joined([parts[name].cat.codes.to_numpy() for name in keys])

@@ -12,11 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
-from nvprof_kit._analysis.attribution.intervals import NONE
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools
 from nvprof_kit._analysis.attribution.steps import Windows, median_place
 from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls, Stretch
 from nvprof_kit._result.column import Columns, read_columns
@@ -38,7 +37,7 @@ class _Piece(NamedTuple):
     tid: int
 
 
-def median_window(windows: Windows, is_shown: npt.NDArray[np.bool_]) -> int:
+def median_window(windows: Windows, is_shown: Bools) -> int:
     """The step of median duration, as an index of a window; the longest window if there are no steps.
 
     Args:

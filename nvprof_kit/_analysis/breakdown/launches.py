@@ -7,11 +7,10 @@ soon as its current work is done; if it is full, the host is far ahead.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import as_slice, exact_sums, median
+from nvprof_kit._analysis.attribution.intervals import Bools, as_slice, exact_sums, median
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.devices import Intervals, levels
 from nvprof_kit._analysis.breakdown.host import HostCalls
@@ -32,8 +31,8 @@ def launch_table(
     host: HostCalls,
     parts: pd.DataFrame,
     *,
-    is_counted: npt.NDArray[np.bool_],
-    of_parts: npt.NDArray[np.bool_],
+    is_counted: Bools,
+    of_parts: Bools,
 ) -> pd.DataFrame:
     """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first.
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Floats, Int64Array, nest
 from nvprof_kit._analysis.breakdown.devices import COMM, COPY, Activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
@@ -49,7 +49,7 @@ _COLLECTIVE = re.compile(
 
 
 def comm_table(
-    trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, is_counted: npt.NDArray[np.bool_]
+    trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, is_counted: Bools
 ) -> pd.DataFrame:
     """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
 
@@ -129,7 +129,7 @@ def copy_table(
     bare: Int64Array,
     host: HostCalls,
     *,
-    is_counted: npt.NDArray[np.bool_],
+    is_counted: Bools,
 ) -> pd.DataFrame:
     """The `counted` copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
@@ -173,7 +173,7 @@ _DIRECT = ("broadcast", "reduce", "sendrecv", "send", "recv")
 _MUCH_LONGER, _NOTABLE_NS = 5, 1_000_000
 
 
-def first_collective(trace: Trace, classes: KernelClasses, is_counted: npt.NDArray[np.bool_]) -> list[Issue]:
+def first_collective(trace: Trace, classes: KernelClasses, is_counted: Bools) -> list[Issue]:
     """Warn that a capture's first collective may include waiting for other ranks whose profilers started later: the
     first one of a name took a multiple of the median of the others. A single rank's capture cannot show which rank it
     waited for.
@@ -265,7 +265,7 @@ def _by_time(trace: Trace, rows: Int64Array, calls: dict[str, Int64Array]) -> In
     return owner
 
 
-def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> npt.NDArray[np.float64]:
+def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> Floats:
     """Bus bandwidth factor of a collective; NaN if its kind or its number of ranks is unknown.
 
     Args:

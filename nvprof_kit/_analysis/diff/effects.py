@@ -19,12 +19,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Int64Array = npt.NDArray[np.int64]
+from nvprof_kit._analysis.attribution.intervals import Bools, Floats, Int64Array
 
 TRIM = 0.1
 """Share of steps trimmed at each end of a run's mean, from ten steps on: one stalled step must not shift it."""

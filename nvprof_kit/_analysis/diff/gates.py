@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from nvprof_kit.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
+    from nvprof_kit._analysis.attribution.intervals import Floats
     from nvprof_kit._analysis.diff.effects import Noise
 
 _FORM = re.compile(r"(?:(?P<level>phase|class):)?(?P<target>.+):\+(?P<percent>\d+(?:\.\d+)?)%")
@@ -76,11 +75,11 @@ def parse_gate(text: str) -> Gate:
     return Gate(text, level, "" if level == "step" else match["target"], float(match["percent"]) / 100)
 
 
-def corrected(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def corrected(p: Floats) -> Floats:
     """The p values of tests made together, corrected for their number (Benjamini-Hochberg)."""
     from scipy import stats
 
-    p_values: npt.NDArray[np.float64] = stats.false_discovery_control(p)
+    p_values: Floats = stats.false_discovery_control(p)
     return p_values
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import (
     NONE,
+    Floats,
     Int64Array,
     as_slice,
     begins,
@@ -63,7 +63,7 @@ class Samples:
     """
 
     steps: Int64Array
-    wall: npt.NDArray[np.float64]
+    wall: Floats
     times: pd.DataFrame
     kernels: pd.DataFrame
     left_out: tuple[str, ...] = ()

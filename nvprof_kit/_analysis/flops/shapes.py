@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, inherit, nest
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array, inherit, nest
 from nvprof_kit._analysis.attribution.ranges import OwnerLookup, Ranges
 from nvprof_kit._analysis.attribution.steps import StepChoice
 from nvprof_kit._operators import OVERWRITES, SCATTERS, SELECTS, arguments_read_again, causal_share, operator_kind
@@ -422,7 +422,7 @@ def _kind(name: str) -> str:
     return "" if _COMPOSED.fullmatch(plain) or _MOVES_NOTHING.match(plain) else "moves"
 
 
-def _outermost(frame: pd.DataFrame, kind: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
+def _outermost(frame: pd.DataFrame, kind: npt.NDArray[np.object_]) -> Bools:
     """Which calls count or are of unknown work. A call inside one of these is neither, and one that may multiply but
     contains a call with a formula stands for nothing itself, so that no work counts twice.
     """
@@ -434,7 +434,7 @@ def _outermost(frame: pd.DataFrame, kind: npt.NDArray[np.object_]) -> npt.NDArra
         enclosing_calls = parent[enclosing_calls]
     stands_for_all = (kind != "unknown") | ~has_formula[:-1]
     enclosing = np.append(inherit(np.where(stands_for_all, np.arange(len(kind)), NONE), nesting), NONE)
-    outermost: npt.NDArray[np.bool_] = stands_for_all & (enclosing[parent[:-1]] == NONE)
+    outermost: Bools = stands_for_all & (enclosing[parent[:-1]] == NONE)
     return outermost
 
 

@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
+from nvprof_kit._analysis.attribution.intervals import Bools, Floats, Int64Array
 from nvprof_kit._analysis.hardware import Peaks, peaks_of
 from nvprof_kit._analysis.layers.layers import LIMITS, Layers
 from nvprof_kit._analysis.layers.tree import parents_of, with_ancestors
@@ -31,7 +31,6 @@ from nvprof_kit.names import NO_LAYER, Category
 Key = tuple[str, str]
 """Layer and phase."""
 
-Floats = npt.NDArray[np.float64]
 
 _COMPILED = re.compile(r"^triton_(poi|red|per|for|tem|mm|unk)_")
 """Names of kernels that torch.compile generates."""
@@ -98,7 +97,7 @@ class Program:
             innermost.append(key if key in keys else innermost[inside] if inside >= 0 else None)
         return innermost
 
-    def within(self, keys: Collection[Key]) -> npt.NDArray[np.bool_]:
+    def within(self, keys: Collection[Key]) -> Bools:
         """Whether each range, or one around it, is of these layers and phases."""
         return np.array([key is not None for key in self.innermost(keys)], dtype=bool)
 
@@ -112,12 +111,12 @@ class Program:
         np.add.at(sums, self.counts.operators["range"].to_numpy(), values)
         return sums
 
-    def limited(self, compiled: Collection[Key]) -> npt.NDArray[np.bool_]:
+    def limited(self, compiled: Collection[Key]) -> Bools:
         """Whether each operator has a limit of its own: in what torch.compile made, only products have."""
         is_compiled = self.within(compiled)[self.operators["range"]]
         return ~is_compiled | (self.operators["flops"].to_numpy() > 0)
 
-    def members(self, keys: Iterable[Key]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def members(self, keys: Iterable[Key]) -> tuple[Int64Array, Int64Array]:
         """Which ranges belong to which of the layers and phases, both by position: a range to its own, and in the same
         phase to those of the layers that contain its layer in the model, as for time.
         """

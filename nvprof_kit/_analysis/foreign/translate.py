@@ -10,10 +10,9 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, inherit, nest, outer_layers
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array, Nesting, inherit, nest, outer_layers
 from nvprof_kit._analysis.foreign import autograd_links as links
 from nvprof_kit._analysis.foreign.rules import OPERATORS, PAIR, Rules, preset, presets
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, labels, make_frame
@@ -160,10 +159,10 @@ class _Renamed:
         if any(meaning.pair for meaning in self.meanings):
             self._add_pairs()
 
-    def is_a(self, categories: tuple[Category, ...]) -> npt.NDArray[np.bool_]:
+    def is_a(self, categories: tuple[Category, ...]) -> Bools:
         """Which ranges have one of these categories."""
         is_one = np.array([name.category in categories for name in self.names], dtype=bool)
-        of_rows: npt.NDArray[np.bool_] = is_one[self.rows["name"].to_numpy()]
+        of_rows: Bools = is_one[self.rows["name"].to_numpy()]
         return of_rows
 
     def annotates_backward(self) -> bool:
@@ -312,6 +311,6 @@ class _Renamed:
         self.names += names
 
 
-def _nearest(is_layer: npt.NDArray[np.bool_], nesting: Nesting) -> Int64Array:
+def _nearest(is_layer: Bools, nesting: Nesting) -> Int64Array:
     """For each range, the nearest layer range (itself or an enclosing one), or `NONE`."""
     return inherit(np.where(is_layer, np.arange(len(is_layer)), NONE), nesting)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import begins, exact_sums
+from nvprof_kit._analysis.attribution.intervals import Bools, begins, exact_sums
 from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
@@ -73,9 +73,9 @@ class KernelClasses:
     unmatched: pd.DataFrame
     total_ns: int
 
-    def is_a(self, kernel_class: str) -> npt.NDArray[np.bool_]:
+    def is_a(self, kernel_class: str) -> Bools:
         """Which operations have a class, shape ``(n,)``."""
-        matches: npt.NDArray[np.bool_] = self.code == _CODE[kernel_class]
+        matches: Bools = self.code == _CODE[kernel_class]
         return matches
 
     def warnings(self) -> tuple[Issue, ...]:
@@ -196,7 +196,7 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
     )
 
 
-def is_comm(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> npt.NDArray[np.bool_]:
+def is_comm(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> Bools:
     """Which operations `classify` gives the class ``comm``, shape ``(n,)``; the other classes take ten times as long.
 
     Args:
@@ -207,5 +207,5 @@ def is_comm(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> npt.NDArray[np
     families = [family_of(str(name), own_rules=own_rules, to_last="comm") for name in names.categories]
     of_name = np.array([family.kernel_class == "comm" for family in families], dtype=bool)
     of_kind = np.array([kind not in _BY_KIND for kind in OP_KINDS])
-    matches: npt.NDArray[np.bool_] = of_name[names.codes.to_numpy()] & of_kind[ops["kind"].to_numpy()]
+    matches: Bools = of_name[names.codes.to_numpy()] & of_kind[ops["kind"].to_numpy()]
     return matches

@@ -19,10 +19,10 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
+from nvprof_kit._analysis.attribution.intervals import Bools, Floats
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.column import Columns, Fold, column_of
 from nvprof_kit._result.result import Result, table_named
@@ -44,8 +44,6 @@ _OF_PHASE, _OF_BLOCK = 0.10, 0.03
 """Minimum relative difference for a block to count as different: of its time in a phase, and of its total time."""
 _FEW, _OF_FEW = 8, 0.50
 """Of fewer blocks than this the deviation is no estimate: a block that is so far from their median is different."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,7 @@ def fold_tree(tree: pd.DataFrame, folds: bool | None = True) -> tuple[pd.DataFra
     return table.assign(parent=[group.parent for group in groups]), groups
 
 
-def computing_blocks(operations: Operations, is_counted: npt.NDArray[np.bool_]) -> Blocks:
+def computing_blocks(operations: Operations, is_counted: Bools) -> Blocks:
     """The layers with their compute times, as `fold_tree` compares them.
 
     Args:
@@ -363,7 +361,7 @@ def equal_groups(times: Floats, min_blocks: int) -> list[list[int]]:
     return sorted(groups)
 
 
-def _heaps(times: Floats, min_blocks: int) -> npt.NDArray[np.bool_] | None:
+def _heaps(times: Floats, min_blocks: int) -> Bools | None:
     """The blocks of the lower cluster, if the times form two clusters in any phase."""
     floor = _OF_BLOCK * float(np.median(times.sum(axis=1)))
     for values in times.T:
@@ -376,7 +374,7 @@ def _heaps(times: Floats, min_blocks: int) -> npt.NDArray[np.bool_] | None:
         gap = float(gaps.max())
         spread = _MAD_TO_SIGMA * max(float(np.median(np.abs(side - np.median(side)))) for side in (low, high))
         if gap > max(_SIGMAS * spread, _OF_PHASE * float(np.median(low)), floor):
-            is_low: npt.NDArray[np.bool_] = values <= low[-1]
+            is_low: Bools = values <= low[-1]
             return is_low
     return None
 

@@ -12,11 +12,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import HOW, Attribution, Operations, join_warnings
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, exact_sums
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Cover, Int64Array, exact_sums
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepChoice, StepOptions, choose_steps, step_windows
 from nvprof_kit._analysis.layers.sums import MEMORY, PARTS, SPLIT_COLUMNS, Cells, sum_layers
 from nvprof_kit._result.column import read_columns
@@ -197,7 +196,7 @@ def layers(
 
 
 def _tree(
-    cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tuple[str, ...]], ran: npt.NDArray[np.bool_]
+    cells: Cells, sums: Mapping[str, Int64Array], splits: Mapping[str, tuple[str, ...]], ran: Bools
 ) -> pd.DataFrame:
     """The printed tree: layers including their submodules, by phase, and behind them what ran outside layers."""
     tree = cells.tree

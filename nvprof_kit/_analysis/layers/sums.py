@@ -14,6 +14,7 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.attribution import Attribution, Operations
 from nvprof_kit._analysis.attribution.intervals import (
     NONE,
+    Bools,
     Cover,
     Int64Array,
     begins,
@@ -140,7 +141,7 @@ class Cells:
         nested = self.tree.with_nested(self.by_layer(values))
         return np.concatenate([nested.reshape(self.layer_rows, values.shape[1]), values[self.layer_rows :]])
 
-    def frame(self, values: Mapping[str, Int64Array], is_row: npt.NDArray[np.bool_], steps: Int64Array) -> pd.DataFrame:
+    def frame(self, values: Mapping[str, Int64Array], is_row: Bools, steps: Int64Array) -> pd.DataFrame:
         """Step number, step instance, layer, phase and the values of some cells, step by step in model order.
 
         Args:
@@ -278,7 +279,7 @@ def _calls_and_cpu_time(
     return calls, cpu_ns
 
 
-def inside_its_like(label: Int64Array, ranges: Ranges) -> npt.NDArray[np.bool_]:
+def inside_its_like(label: Int64Array, ranges: Ranges) -> Bools:
     """Which ranges are nested, at any depth, in a range with the same label."""
     parent = ranges.nesting.parent
     nearest = np.append(inherit(np.where(label >= 0, np.arange(len(label)), NONE), ranges.nesting), NONE)

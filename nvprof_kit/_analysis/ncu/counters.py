@@ -10,14 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
+from nvprof_kit._analysis.attribution.intervals import Floats
 from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.ncu.schema import NcuReport
 from nvprof_kit.issues import Issue
-
-Floats = npt.NDArray[np.float64]
 
 _METRICS = read_toml("nvprof_kit._analysis.ncu", "counters.toml")
 

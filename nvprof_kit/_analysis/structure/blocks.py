@@ -16,13 +16,10 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import Int64Array
+from nvprof_kit._analysis.attribution.intervals import Floats, Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Anchor, Sequence
-
-FloatArray = npt.NDArray[np.float64]
 
 _ALIKE, _SAME_STACK, _SAME_BLOCK = 0.6, 0.5, 0.8
 """Shares of common kernels from which on stretches repeat, and passes of equal size and all passes are of one stack."""
@@ -68,10 +65,10 @@ class Aligner:
     def __init__(self, sequence: Sequence) -> None:
         self._is_norm, self._is_product = sequence.is_norm, sequence.is_product
         self._skip = np.where(sequence.is_product, _PRODUCT, np.where(sequence.is_sum, _SUM, _EXTEND))
-        self._scores: dict[tuple[bytes, bytes], FloatArray] = {}
+        self._scores: dict[tuple[bytes, bytes], Floats] = {}
         self.work = max(_LEAST_WORK, len(sequence.token) // 60)
 
-    def start(self, tokens: Int64Array, targets: Iterable[Int64Array]) -> list[FloatArray]:
+    def start(self, tokens: Int64Array, targets: Iterable[Int64Array]) -> list[Floats]:
         """How well the start of `tokens` agrees with each start of each of `targets`.
 
         Returns:
@@ -92,11 +89,11 @@ class Aligner:
             self._scores.update(zip(group, scores, strict=True))
         return [self._scores[key] for key in keys]
 
-    def end(self, tokens: Int64Array, targets: Iterable[Int64Array]) -> list[FloatArray]:
+    def end(self, tokens: Int64Array, targets: Iterable[Int64Array]) -> list[Floats]:
         """How well the end of `tokens` agrees with each end of each of `targets`, by length."""
         return self.start(tokens[::-1], [target[::-1] for target in targets])
 
-    def _align(self, tokens: Int64Array, targets: list[Int64Array]) -> list[FloatArray]:
+    def _align(self, tokens: Int64Array, targets: list[Int64Array]) -> list[Floats]:
         """Align `tokens` with all of `targets` at once, a row each."""
         length = min(max(len(target) for target in targets), _LONGEST)
         other = np.full((len(targets), length), -1)
@@ -472,7 +469,7 @@ def _distinct(sides: list[Int64Array]) -> list[Int64Array]:
     return list({side.tobytes(): side for side in sides}.values())[:_MOST_SIDES]
 
 
-def _longest(scores: FloatArray) -> tuple[float, int]:
+def _longest(scores: Floats) -> tuple[float, int]:
     """The best score, and its length."""
     length = int(np.argmax(scores))
     return float(scores[length]), length
@@ -482,7 +479,7 @@ def _borders(
     token: Int64Array,
     spans: list[tuple[int, int]],
     edges: tuple[Int64Array, Int64Array],
-    preference: FloatArray,
+    preference: Floats,
     aligner: Aligner,
     *,
     lengths: dict[bytes, int],
@@ -524,7 +521,7 @@ def _borders(
     return [start + lengths[key] for key, (start, _) in zip(keys, spans, strict=True)]
 
 
-def _border(by_ends: FloatArray, by_starts: FloatArray, preference: FloatArray) -> tuple[float, int]:
+def _border(by_ends: Floats, by_starts: Floats, preference: Floats) -> tuple[float, int]:
     """The share of a stretch that is explained, and where in it one block ends and the next begins.
 
     Args:

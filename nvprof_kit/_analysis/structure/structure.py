@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES
 from nvprof_kit._analysis.structure.blocks import Aligner, Block, Pass, find_passes, number_blocks
-from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Bools, Sequence, sequences
+from nvprof_kit._analysis.structure.tokens import BACKWARD, FORWARD, Sequence, sequences
 from nvprof_kit._trace.frames import MISSING_PAYLOAD, appended, labels
 from nvprof_kit._trace.schema import REPLAYED, CaptureInfo, Trace
 from nvprof_kit.issues import Issue

@@ -15,13 +15,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES, classify
 from nvprof_kit._trace.schema import OP_KINDS, Trace
-
-Bools = npt.NDArray[np.bool_]
 
 FORWARD, BACKWARD = 1, 2
 """Directions of an anchor."""

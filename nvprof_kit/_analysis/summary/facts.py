@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, begins, joined, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array, begins, joined, union_lengths
 from nvprof_kit._analysis.attribution.ranges import Elsewhere
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import STATES, activity
@@ -42,7 +41,7 @@ class Facts(Operations):
         return choose_steps(self.trace, self.attribution, self._steps)
 
     @cached_property
-    def is_included(self) -> npt.NDArray[np.bool_]:
+    def is_included(self) -> Bools:
         """Which operations are included: those of the selected steps, by default all but warm-up, shape ``(n,)``."""
         if not len(self.ranges.steps):
             return np.ones(len(self.trace.ops), dtype=bool)  # no operation needs to be attributed
