@@ -74,10 +74,10 @@ def examine_issues(issues: Iterable[Issue]) -> Iterator[Finding]:
 
 def _kernels(capture: CaptureHealth, others_have_kernels: bool) -> Iterator[Finding]:
     kernels, calls = capture.rows.get(_KERNELS, 0), capture.rows.get(_RUNTIME, 0)
-    launches, lost = capture.losses.launches, capture.losses.lost_kernels
-    if kernels and lost:
-        severity = "error" if lost > LOST_SHARE * launches else "note"
-        yield _finding("lost-kernels", severity, lost=lost, launches=launches)
+    launches, lost_count = capture.losses.launches, capture.losses.lost_kernels
+    if kernels and lost_count:
+        severity = "error" if lost_count > LOST_SHARE * launches else "note"
+        yield _finding("lost-kernels", severity, lost=lost_count, launches=launches)
     if kernels:
         yield _finding("kernels", kernels=kernels, calls=calls)
     elif calls:
@@ -176,8 +176,8 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
         yield _finding("homes", homes=", ".join(capture.homes[:4]), path=path)
     if capture.environment:
         secrets = secret_names(list(capture.environment))
-        listed = f", among them {', '.join(secrets[:6])}" if secrets else ""
+        among = f", among them {', '.join(secrets[:6])}" if secrets else ""
         severity = "warning" if secrets else "note"
-        yield _finding("environment", severity, count=len(capture.environment), secrets=listed, path=path)
+        yield _finding("environment", severity, count=len(capture.environment), secrets=among, path=path)
     elif is_read and not capture.homes:
         yield _finding("private")

@@ -52,9 +52,8 @@ class Peaks:
             bandwidth = float(figures["bandwidth"])
             if not all(1e9 <= number < 1e18 for number in (*flops.values(), bandwidth)):
                 raise ValueError("a figure is not between 1e9 and 1e18 a second")
-            return (
-                cls(gpu, flops, bandwidth, "measured", (*flops, "memory"), (path,)) if figures["gpu"] == gpu else None
-            )
+            peaks = cls(gpu, flops, bandwidth, "measured", (*flops, "memory"), (path,))
+            return peaks if figures["gpu"] == gpu else None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise CaptureError(
                 f"{path}: no peaks of a GPU ({error}); measure again: nvprof-kit doctor --measure"
@@ -70,9 +69,8 @@ def known_gpus() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     gpus = []
     for row in read_toml("nvprof_kit._analysis", "gpu_peaks.toml")["gpu"]:
         flops = {str(dtype): float(tera) * 1e12 for dtype, tera in row["tflops"].items()}
-        gpus.append(
-            (re.compile(row["match"]), Peaks(row["name"], flops, float(row["gbytes"]) * 1e9, str(row["source"])))
-        )
+        peaks = Peaks(row["name"], flops, float(row["gbytes"]) * 1e9, str(row["source"]))
+        gpus.append((re.compile(row["match"]), peaks))
     return tuple(gpus)
 
 
@@ -89,22 +87,18 @@ def peaks_of(
     Raises:
         CaptureError: The file of measured peaks is damaged.
     """
-    names = set(gpus)
-    peaks = None
+    names = sorted(set(gpus))
+    peaks = measured = None
     if len(names) == 1:
-        (name,) = names
-        peaks = next((peaks for match, peaks in known_gpus() if match.search(name)), None)
-        measured = None if capture is None else Peaks.measured_in(Path(capture).with_name(PEAKS_FILE), name)
-        if measured is not None:
-            peaks = (
-                measured
-                if peaks is None
-                else replace(measured, name=peaks.name, flops={**peaks.flops, **measured.flops})
-            )
+        peaks = next((peaks for match, peaks in known_gpus() if match.search(names[0])), None)
+        measured = None if capture is None else Peaks.measured_in(Path(capture).with_name(PEAKS_FILE), names[0])
+    if measured is not None and peaks is not None:
+        measured = replace(measured, name=peaks.name, flops={**peaks.flops, **measured.flops})
+    peaks = measured or peaks
     if not user_peaks:
         return peaks
     if peaks is None:
-        return Peaks(", ".join(sorted(names)) or "the GPU", dict(user_peaks), source="--peak")
+        return Peaks(", ".join(names) or "the GPU", dict(user_peaks), source="--peak")
     return replace(peaks, flops={**peaks.flops, **user_peaks}, source=f"{peaks.source}; --peak")
 
 

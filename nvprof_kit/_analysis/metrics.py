@@ -142,9 +142,7 @@ def metrics(operations: Operations, *, self_only: bool = False, steps: StepOptio
             "(--gpu-metrics-devices in nsys 2024.5 and newer)"
         )
     by_device = {device: _Samples.of(trace, device) for device in sorted(set(trace.samples["device"]))}
-    interval = int(
-        np.median(np.concatenate([device_samples.end - device_samples.start for device_samples in by_device.values()]))
-    )
+    interval = int(np.median(np.concatenate([samples.end - samples.start for samples in by_device.values()])))
     parent = {} if self_only else layer_parents(attribution.ranges)
     choice = choose_steps(trace, attribution, steps)
     is_shown = choice.of_ops(attribution)
@@ -180,11 +178,9 @@ def _rows(
     """The (layer, phase) pairs by first start, each with its operations including submodules."""
     layers, phases = attribution.owners
     rows = np.argsort(trace.ops["start_ns"].to_numpy(), kind="stable")
-    owners = pd.DataFrame({"layer": layers, "phase": phases}).iloc[rows].groupby(
-        ["layer", "phase"], observed=True, sort=False
-    )  # fmt: skip
+    owners = pd.DataFrame({"layer": layers, "phase": phases}).iloc[rows]
     ops_of_key: dict[tuple[str, str], list[npt.NDArray[np.intp]]] = {}
-    for (layer, phase), of_owner in owners:
+    for (layer, phase), of_owner in owners.groupby([*owners], observed=True, sort=False):
         for ancestor in with_ancestors(str(layer), parent):
             ops_of_key.setdefault((ancestor, str(phase)), []).append(of_owner.index.to_numpy())
     first = {layer: index for index, layer in enumerate(dict.fromkeys(layer for layer, _ in ops_of_key))}

@@ -121,9 +121,8 @@ def timeline(trace: Trace, attribution: Attribution, chosen: Bools | None = None
         window_start = np.minimum.reduceat(np.append(times["start_ns"], _LAST), edges)[::2]
         window_end = np.maximum.accumulate(np.maximum.reduceat(np.append(times["end_ns"], 0), edges)[::2])
     ordinals = [device.device for device in cut.devices]
-    windows = pd.DataFrame(
-        {"device": np.array(ordinals, dtype=np.int64)[cut.device], "run": run, "start_ns": cut.start, "end_ns": cut.end}
-    )
+    device = np.array(ordinals, dtype=np.int64)[cut.device]
+    windows = pd.DataFrame({"device": device, "run": run, "start_ns": cut.start, "end_ns": cut.end})
     bounds = {"start_ns": ("start_ns", "min"), "end_ns": ("end_ns", "max")}
     device_windows = windows[is_inside].groupby(["device", "run"], as_index=False).agg(**bounds)
     of_steps = np.flatnonzero(cut.in_step & is_inside)
@@ -235,9 +234,8 @@ def _names(ops: pd.DataFrame, rows: Int64Array) -> pd.Categorical:
 
 
 def _layer_names(attribution: Attribution, layer_range: npt.NDArray[np.integer]) -> pd.Categorical:
-    texts, code = np.unique(
-        np.array([*(named.text for named in attribution.ranges.names), NO_LAYER], dtype=object), return_inverse=True
-    )
+    all_texts = [*(named.text for named in attribution.ranges.names), NO_LAYER]
+    texts, code = np.unique(np.array(all_texts, dtype=object), return_inverse=True)
     names = code.astype(np.int32)[np.append(attribution.ranges.name, -1)]
     return pd.Categorical.from_codes(names[layer_range], pd.Index(texts))
 
@@ -255,9 +253,8 @@ def _spans(
     for here in range(int(level[current].max(initial=NONE)), -1, -1):
         current = np.where(level[current] > here, outer[current], current)
         inside = level[current] == here
-        changes = np.flatnonzero(
-            np.concatenate(([True], (np.diff(lane) != 0) | (np.diff(current) != 0) | (np.diff(replay) != 0)))
-        )
+        is_change = np.any([np.diff(column) != 0 for column in (lane, current, replay)], axis=0)
+        changes = np.flatnonzero(np.append(True, is_change))
         last = np.append(changes[1:], len(rows)) - 1
         is_span = inside[changes]
         first, last = changes[is_span], last[is_span]
@@ -305,9 +302,8 @@ def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: pd.
     for ordinal in np.unique(device).tolist():
         device_rows = np.flatnonzero(device == ordinal)
         device_windows = windows.loc[windows["device"] == ordinal, ["start_ns", "end_ns"]].to_numpy()
-        edge = np.append(
-            device_windows.ravel(), (start[device_rows].min(), end[device_rows].max())
-        )  # as operations of zero length
+        # as operations of zero length
+        edge = np.append(device_windows.ravel(), (start[device_rows].min(), end[device_rows].max()))
         starts, ends = np.append(start[device_rows], edge), np.append(end[device_rows], edge)
         layer = np.append(attribution.layer_range[rows[device_rows]], np.full(len(edge), NONE, dtype=np.int32))
         order = np.argsort(starts, kind="stable")
@@ -319,10 +315,7 @@ def _idle(trace: Trace, attribution: Attribution, rows: Int64Array, windows: pd.
         before, after = gap + 1, latest[np.searchsorted(latest, gap, side="right") - 1]
         columns = {"device": np.full(len(gap), ordinal), "start_ns": latest_end[gap], "end_ns": starts[before]}
         del order, device_rows, ends, latest_end, starts
-        frames.append(
-            pd.DataFrame(columns).assign(
-                after=_layer_names(attribution, layer[after]), before=_layer_names(attribution, layer[before])
-            )
-        )
+        names = {"after": _layer_names(attribution, layer[after]), "before": _layer_names(attribution, layer[before])}
+        frames.append(pd.DataFrame({**columns, **names}))
     empty = pd.DataFrame({name: [] for name in ("device", "start_ns", "end_ns", "after", "before")})
     return pd.concat(frames, ignore_index=True) if frames else empty

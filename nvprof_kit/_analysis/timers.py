@@ -19,6 +19,7 @@ from nvprof_kit._analysis.attribution.intervals import nest
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chosen_steps
 from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result
+from nvprof_kit._toml import read_toml
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _COLLECTIVE = re.compile(
 )
 """Matches whole words of a stage's name: `grad_sync` is a collective's stage, `async_log` and `commit_metrics` are not.
 """
+_REASONS = read_toml("nvprof_kit._analysis", "timers.toml")["reasons"]
 _NAMED = 10
 """Maximum number of listed ranks without a log."""
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -92,13 +94,13 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = ()) -> Ver
             step, and the verdict is at most a warning.
     """
     if calls["rank"].nunique() < 2:
-        return Verdict("unknown", "a single rank cannot be compared")
+        return Verdict("unknown", _REASONS["single"])
     names = [str(name) for name in calls["stage"].cat.categories]
     backward = tuple(name for name in names if name.lower() == "backward")
     chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name))) or backward
     if not set(chosen) & set(names):
-        reason = f"no stage is called {', '.join(chosen)}" if chosen else "no stage is known to end with a collective"
-        return Verdict("unknown", f"{reason}; name one of {', '.join(names)} with --collective")
+        facts = {"stages": ", ".join(chosen), "names": ", ".join(names)}
+        return Verdict("unknown", _REASONS["no_such_stage" if chosen else "no_stage"].format(**facts))
     timed = calls.assign(time_ns=time_of(calls), stage=calls["stage"].astype(str))
     timed = timed[timed["call"] > 0] if timed["call"].max() > 0 else timed
     times: pd.DataFrame = timed.set_index(["call", "rank", "stage"])["time_ns"].unstack("stage")
@@ -117,14 +119,13 @@ def _judge_stages(calls: pd.DataFrame, times: pd.DataFrame, chosen: tuple[str, .
     # a row per step, a column per rank
     waits = times[[name for name in chosen if name in times]].sum(axis=1, min_count=1).unstack("rank").dropna()
     if waits.empty:
-        return Verdict("unknown", "no call of the collective's stage is shared by all ranks after the warm-up")
+        return Verdict("unknown", _REASONS["not_shared"])
     ordered = np.sort(waits.to_numpy(dtype=np.float64), axis=1)
     shortest_waits, victim_waits = ordered[:, 0], ordered[:, ordered.shape[1] // 2]
     gaps = victim_waits - shortest_waits
     gap, steps = float(gaps.mean()), len(waits)
-    is_late = (
-        waits.to_numpy(dtype=np.float64) < (shortest_waits + gaps / 2)[:, None]
-    )  # closer to the latest rank than to the median
+    # closer to the latest rank than to the median
+    is_late = waits.to_numpy(dtype=np.float64) < (shortest_waits + gaps / 2)[:, None]
     total_gap = gaps.sum()
     by_rank = (is_late * gaps[:, None]).sum(axis=0) / total_gap if total_gap else np.zeros(waits.shape[1])
     ranks = [int(rank) for rank in waits.columns]
@@ -142,39 +143,28 @@ def _judge_stages(calls: pd.DataFrame, times: pd.DataFrame, chosen: tuple[str, .
     stage = " + ".join(chosen)
     cost = f"{100 * score:.1f} % of a step"
     if score < NOTABLE:
-        reason = f"no straggler: in {stage} the median rank waits {cost} longer than the latest"
+        reason = _REASONS["none"].format(stage=stage, cost=cost)
         return Verdict("none", reason, rank=worst if recurrence >= RECURS else None, recurrence=recurrence, **facts)
     sharded = {"forward", "backward"} <= {name.lower() for name in chosen}
     severity = "critical" if score >= CRITICAL and steps >= ENOUGH_STEPS and not sharded else "warning"
     if len(gaps) > 2 and np.median(gaps) < NOTABLE * step_ns and gaps.max() > total_gap / 2:
         call = int(waits.index[int(gaps.argmax())])
-        reason = (
-            f"no straggler: call {call} alone makes up {100 * gaps.max() / total_gap:.0f} % of the time lost in {stage}"
-        )
+        reason = _REASONS["one_call"].format(call=call, percent=100 * gaps.max() / total_gap, stage=stage)
         return Verdict("warning", reason, recurrence=recurrence, **facts)
     recurring = [at for at in order if by_rank[at] >= RECURS]
     if not recurring:
         often = [at for at in order if by_rank[at] >= RECURS / 3]
-        lateness = f"in {stage} the median rank waits {cost} longer than the latest"
-        if len(often) == 2 and by_rank[often].sum() >= RECURS:
-            reason = f"ranks {ranks[often[0]]} and {ranks[often[1]]} are late in turn: {lateness}"
-        else:
-            reason = (
-                f"the slow rank rotates: {lateness}, which is another rank from step to step (rank {worst} most often, "
-                f"for {100 * recurrence:.0f} % of the lost time)"
-            )
+        sentence = _REASONS["in_turn" if len(often) == 2 and by_rank[often].sum() >= RECURS else "rotates"]
+        named = " and ".join(str(ranks[at]) for at in often)
+        reason = sentence.format(ranks=named, stage=stage, cost=cost, rank=worst, percent=100 * recurrence)
         return Verdict("warning", reason, recurrence=recurrence, **facts)
     *first, last = (str(ranks[at]) for at in sorted(recurring))
     named = f"{', '.join(first)} and {last}" if first else last
     cause, share = _cause(times, chosen, worst, gap)
-    who = (
-        f"rank {named} is the straggler: it waits"
-        if len(recurring) == 1
-        else f"ranks {named} are the stragglers: they wait"
-    )
     late_steps = int(is_late[:, order[0]][gaps >= NOTABLE * step_ns].sum())
-    reason = f"{who} least in {stage}, {cost} less than the median rank, in {late_steps} of {steps} steps"
-    reason += f"; {cause} takes longer there and explains {100 * share:.0f} % of it" if cause else ""
+    sentence = _REASONS["stragglers" if first else "straggler"]
+    reason = sentence.format(ranks=named, stage=stage, cost=cost, late=late_steps, steps=steps)
+    reason += _REASONS["cause"].format(cause=cause, percent=100 * share) if cause else ""
     late_rank = worst if len(recurring) == 1 else None
     return Verdict(severity, reason, rank=late_rank, recurrence=recurrence, cause=cause, cause_share=share, **facts)
 
@@ -296,9 +286,8 @@ def _skew(calls: pd.DataFrame) -> pd.DataFrame:
         longest=("time_ns", "max"),
     )
     shared = each[each["ranks"] > 1]
-    means = pd.DataFrame(
-        {"skew_start_ns": shared["last"] - shared["first"], "skew_ns": shared["longest"] - shared["shortest"]}
-    )
+    means = pd.DataFrame({"skew_start_ns": shared["last"] - shared["first"]})
+    means["skew_ns"] = shared["longest"] - shared["shortest"]
     skew = means.groupby("stage", observed=True).mean().round().astype("Int64")
     by_rank = timed.groupby(["stage", "rank"], observed=True)["time_ns"].mean().unstack()
     slowest = by_rank.idxmax(axis=1).astype("Int64").rename("slowest")

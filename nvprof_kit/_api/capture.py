@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -526,9 +526,8 @@ class Capture:
         timeline, info = self._timeline(_steps(steps))
         from nvprof_kit._report.export import SUFFIXES, trace_events
 
-        return Document(
-            lambda: trace_events(timeline, info, data_format), SUFFIXES[data_format], self.sources, info.warnings
-        )
+        content = partial(trace_events, timeline, info, data_format)
+        return Document(content, SUFFIXES[data_format], self.sources, info.warnings)
 
     def _timeline(self, steps: StepOptions, *, typical: bool = False) -> tuple[Timeline, CaptureInfo]:
         """What ran in some steps, or in the whole capture; or in a typical one of the steps."""
@@ -582,9 +581,8 @@ class Capture:
         counts = None if file is None else read_flops(file)
         from nvprof_kit._analysis.ncu.plan import plan
 
-        answer = plan(
-            operations.trace, operations.attribution, counts, share=share, layer=layer, every_layer=every_layer
-        )
+        scope: dict[str, Any] = {"share": share, "layer": layer, "every_layer": every_layer}
+        answer = plan(operations.trace, operations.attribution, counts, **scope)
         sources = (*self.sources, *([] if file is None else [file]))
         answer = replace(answer, sources=sources, section_set=set)
         if script is not None:

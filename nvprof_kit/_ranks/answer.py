@@ -216,14 +216,14 @@ def job_warnings(aligned: Alignment) -> list[str]:
         who = plural(len(drifting), "clock", "is/are")
         warnings.append(Issue.of("coarse-clocks", who=who, ranks=listing(drifting), limit_ms=COARSE_NS / 1e6))
     # ranks that started later, ended early, or recorded a different window
-    most = steps["steps"].max()
+    largest = steps["steps"].max()
     is_odd = {"disjoint-steps": (steps["shared"] == 0) & (len(steps) > 1)}
-    is_odd["fewer-steps"] = (steps["steps"] < most) & (steps["shared"] > 0)
+    is_odd["fewer-steps"] = (steps["steps"] < largest) & (steps["shared"] > 0)
     for code, of_ranks in ((code, steps[is_of_code]) for code, is_of_code in is_odd.items()):
         if len(of_ranks):
             who, numbers = plural(len(of_ranks), "rank", "has/have"), listing(of_ranks["rank"].tolist())
             example: Any = of_ranks.iloc[0].to_dict()
-            warnings.append(Issue.of(code, who=who, ranks=numbers, most=most, **example))
+            warnings.append(Issue.of(code, who=who, ranks=numbers, most=largest, **example))
     in_steps = tables.matched_steps()
     matched = in_steps[in_steps["matched"]]
     lacking = in_steps[~in_steps["matched"] & in_steps["step"].isin(matched["step"])]

@@ -104,11 +104,10 @@ def _kinds(trace: Trace, host: HostCalls, ops: Int64Array) -> npt.NDArray[Any]:
     call, is_vague = host.of_op[ops], np.isin(kind_of_ops, ("SendRecv", ""))
     kernels = np.flatnonzero((call != NONE) & is_vague)
     launches, opened = (
-        pd.DataFrame({"tid": host.tid[calls], "start": host.start[calls], name: index}).sort_values(
-            "start", kind="stable"
-        )
+        pd.DataFrame({"tid": host.tid[calls], name: index}, index=pd.Index(host.start[calls], name="start"))
         for name, calls, index in (("kernel", call[kernels], kernels), ("operator", operators, operators))
     )
+    launches, opened = (calls.sort_index(kind="stable").reset_index() for calls in (launches, opened))
     latest = pd.merge_asof(launches, opened, on="start", by="tid")
     latest = latest[latest["operator"].notna()].astype({"operator": "int64"})
     inside = latest[latest["start"] < host.end[latest["operator"]]]

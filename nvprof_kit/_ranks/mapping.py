@@ -293,9 +293,8 @@ def _steps(trace: Trace, attribution: Attribution, windows: Windows, rows: Int64
     Data loading counts for the enclosing step, otherwise for the next one.
     """
     ranges, count = attribution.ranges, len(attribution.ranges.steps)
-    loads = np.flatnonzero(
-        (ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)) & (ranges.pid == pid)
-    )
+    is_load = ranges.is_one_of((Category.DATA,)) | np.isin(ranges.phase_text, _DATA_TEXTS)
+    loads = np.flatnonzero(is_load & (ranges.pid == pid))
     # those that are not inside another
     loads = loads[np.lexsort((-ranges.end[loads], ranges.start[loads]))]
     latest_end = np.concatenate(([_BEFORE_ALL], np.maximum.accumulate(ranges.end[loads])))[: len(loads)]

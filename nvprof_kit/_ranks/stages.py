@@ -141,9 +141,7 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
         "host_ns",
     )
     names = ["busy_ns", "wait_ns", "host_ns", "other_ns"]
-    wide = step_times.assign(sort=sort).pivot_table(
-        index=["step", "rank"], columns="sort", values="ns", aggfunc="sum", fill_value=0
-    )
+    wide = step_times.groupby(["step", "rank", sort])["ns"].sum().unstack(fill_value=0)
     table = wide.reindex(columns=names, fill_value=0).astype("int64").reset_index()
     table["stage"] = table["rank"].map(stages).fillna(0).astype("int64")
     table["step_ns"] = table[names].sum(axis=1)

@@ -85,9 +85,8 @@ def find_waits(tables: JobTables, floor_ns: int) -> Waits:
         shares = stage_work(shares, (instances["sort"] == "SendRecv").to_numpy(), tables)
         # waiting time of each collective's ranks during which their devices do nothing else
         exposed = members[["wait_ns", "alone"]].min(axis=1).groupby(members["instance"]).sum()
-        of_instance = instances[["step", "c", "n", "wait_ns"]].assign(
-            exposed_share=exposed / instances["wait_ns"].clip(lower=1)
-        )
+        exposed_share = exposed / instances["wait_ns"].clip(lower=1)
+        of_instance = instances[["step", "c", "n", "wait_ns"]].assign(exposed_share=exposed_share)
         causes = shares.join(of_instance, on="instance").assign(rank=shares["late_rank"])
         causes = host_reasons(causes.assign(cost=causes["wait_ns"] / (causes["n"] - 1) * causes["share"]), tables)
         keys = [name for name in causes if name not in ("share", "cost")]

@@ -295,9 +295,8 @@ class Result:
             return picture
         if data_format == "json":
             return self._json(self.to_frame())
-        return formats.encode(self.to_frame(), data_format) + (
-            formats.quoted(printed(self.warnings)) if data_format == "md" else b""
-        )
+        below = formats.quoted(printed(self.warnings)) if data_format == "md" else b""
+        return formats.encode(self.to_frame(), data_format) + below
 
     def selected(
         self: _Own, *, where: str | Sequence[str] = (), sort: str = "", top: int | None = None, fold: bool | None = None

@@ -225,9 +225,8 @@ def join_warnings(trace: Trace, ranges: Ranges) -> tuple[Issue, ...]:
     crossing, share = 0, 0.0
     is_recorded = trace.info.tool.startswith("nsys") and trace.operators is None and "," not in trace.info.domain
     if is_recorded and ranges.crossing:  # those of operators can cross, and those of PyTorch traces do by rounding
-        start, end, tid = (
-            trace.ranges[name].to_numpy()[trace.ranges["nested"]] for name in ("start_ns", "end_ns", "tid")
-        )
+        nested = trace.ranges[trace.ranges["nested"]]
+        start, end, tid = (nested[name].to_numpy() for name in ("start_ns", "end_ns", "tid"))
         parent = nest(start, end, tid).parent
         crossing = int(np.count_nonzero((parent >= 0) & (end > end[parent])))
         share = crossing / max(len(start), 1)

@@ -207,10 +207,8 @@ def _step_numbers(frame: Any, names: tuple[RangeName, ...], name: npt.NDArray[np
     row = frame.index.to_numpy()[rows[by_time]]
     numbers = np.zeros(len(rows), dtype=np.int64)
     numbers[by_time] = np.cumsum(np.append(False, row[1:] != row[:-1])[: len(row)])
-    number_of_name = [step_number(named.text) for named in names]
-    written = np.array([_NO_PAYLOAD if number is None else number for number in number_of_name], dtype=np.int64)[
-        name[rows]
-    ]
+    of_names = (step_number(named.text) for named in names)
+    written = np.array([_NO_PAYLOAD if of is None else of for of in of_names], dtype=np.int64)[name[rows]]
     payload = frame["payload"].to_numpy(dtype=np.int64, na_value=_NO_PAYLOAD)[rows]
     for source in (written, payload):
         numbers = np.where(source == _NO_PAYLOAD, numbers, source)

@@ -287,14 +287,11 @@ def step_windows(trace: Trace, attribution: Attribution) -> Windows:
         of_device |= {"is_kernel": is_kernel[ops], "first_start": bounds[0][:-1], "last_end": bounds[1][:-1]}
         windows.append(_device_windows([of[pid == device.pid] for of in runs], ranges, **of_device))
     nothing = np.zeros(0, dtype=np.int64)
-    instance, window_start, window_end = (
-        np.concatenate([nothing, *(columns[index] for columns in windows)]) for index in range(3)
-    )
+    instance, start, end = (np.concatenate([nothing, *(columns[index] for columns in windows)]) for index in range(3))
     device_of_window = np.repeat(np.arange(len(devices)), [len(columns[0]) for columns in windows])
     number = np.append(ranges.steps, 0)[instance]
-    _WINDOWS[attribution] = Windows(
-        devices, of_op, device_of_window, number, instance, window_start, window_end, first_start, last_end
-    )
+    of_windows = (device_of_window, number, instance, start, end)
+    _WINDOWS[attribution] = Windows(devices, of_op, *of_windows, first_start, last_end)
     return _WINDOWS[attribution]
 
 

@@ -109,9 +109,8 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
     of_place = calls.assign(place=place).groupby([*keys, "place"], observed=True)["gpu_ns"]
     least_ns, most_ns, steps = (of_place.transform(how) for how in ("min", "max", "size"))
     recurs = (steps >= _SOME) & (most_ns <= _RECURRING * least_ns) & (calls["step"] >= 0)
-    recurs &= calls["collective"].isin(
-        ("AllGather", "Broadcast")
-    )  # others end what may take a rank longer in each step
+    # others end what may take a rank longer in each step
+    recurs &= calls["collective"].isin(("AllGather", "Broadcast"))
     calls = calls.assign(**{owner: calls[owner].cat.codes.where(~has_size, -1) for owner in ("layer", "phase")})
     groups = calls.groupby(["name", "bytes", "layer", "phase"], dropna=False)["gpu_ns"]
     fastest_ns, slowest_ns, group_size = (groups.transform(how) for how in ("min", "max", "size"))
@@ -274,6 +273,5 @@ def bus_factors(collective: npt.NDArray[np.object_], ranks: Int64Array) -> Float
     """
     kind = np.array([str(operation).lower() for operation in collective], dtype=object)
     share = np.where(ranks > 0, (ranks - 1) / np.maximum(ranks, 1), np.nan)
-    return np.select(
-        [np.isin(kind, _TWICE), np.isin(kind, _ONCE), np.isin(kind, _DIRECT)], [2 * share, share, 1.0], np.nan
-    )
+    is_of = [np.isin(kind, kinds) for kinds in (_TWICE, _ONCE, _DIRECT)]
+    return np.select(is_of, [2 * share, share, 1.0], np.nan)

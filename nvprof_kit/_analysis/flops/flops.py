@@ -49,9 +49,8 @@ ABOVE_THE_PEAK = (
     "2:4 sparsity, of which the count takes the whole, 32-bit products that ran in TF32, or a peak that is too low"
 )
 
-COLUMNS: Columns = {
-    name: LIMITS.get(name, column) for name, column in read_columns("nvprof_kit._analysis.flops", "flops").items()
-}
+_OWN_COLUMNS = read_columns("nvprof_kit._analysis.flops", "flops")
+COLUMNS: Columns = {name: LIMITS.get(name, column) for name, column in _OWN_COLUMNS.items()}
 """The columns of `Flops.rows` and what they mean."""
 
 _NOTABLE = 0.02
@@ -154,9 +153,7 @@ class Flops(ByLayer):
         """
         rows = self.rows[(self.rows["limit_ns"] > 0) & (self.rows["calls"] > 0)]
         parents = dict(zip(self.blocks.layers, self.blocks.parents, strict=True))
-        holders = {
-            ancestor for layer in rows["layer"] for ancestor in with_ancestors(layer, parents) if ancestor != layer
-        }
+        holders = {ancestor for layer in rows["layer"] for ancestor in with_ancestors(layer, parents)[:-1]}
         rows = rows[~rows["layer"].isin(holders)]
         rows = rows.assign(kind=rows["layer"].str.replace(INDEX, "*", regex=True), layers=1)
         rows["excess_ns"] = rows["gpu_busy_ns"] - rows["limit_ns"]
@@ -251,10 +248,8 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
     bound = [~(rows["limit_ns"] > 0), 2 * rows["compute_ns"] > rows["limit_ns"]]
 
     def types(flops: Mapping[str, float]) -> str:
-        threshold = sum(flops.values()) / 100
-        return "+".join(
-            sorted((dtype for dtype in flops if flops[dtype] >= threshold), key=lambda dtype: -flops[dtype])
-        )
+        notable = [dtype for dtype in flops if flops[dtype] >= sum(flops.values()) / 100]
+        return "+".join(sorted(notable, key=lambda dtype: -flops[dtype]))
 
     table: pd.DataFrame = rows.assign(
         dtype=rows["dtypes"].map(types),

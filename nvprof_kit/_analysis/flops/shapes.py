@@ -144,10 +144,8 @@ def _convolved(call: _Call) -> list[int]:
     """The shape of a convolution's result."""
     shape, weight = call.shape(0, 3), call.shape(1, 3)
     options = (call.value(position) for position in (3, 4, 5, 7))
-    stride, padding, dilation, output_padding = (
-        values * (len(shape) - 2) if len(values) == 1 else values for values in options
-    )
-    parts = zip(shape[2:], padding, dilation, weight[2:], stride, output_padding, strict=True)
+    stride, padding, dilation, more = (of * (len(shape) - 2) if len(of) == 1 else of for of in options)
+    parts = zip(shape[2:], padding, dilation, weight[2:], stride, more, strict=True)
     if call.value(6):
         lengths = [(length - 1) * step - 2 * pad + gap * (size - 1) + extra + 1
                    for length, pad, gap, size, step, extra in parts]  # fmt: skip
@@ -457,7 +455,5 @@ def _regions(ranges: Ranges, rows: pd.DataFrame) -> tuple[Int64Array, list[tuple
                 keys.append(key)
             outer = numbers[key]
         of_range[row] = outer
-    calls = {
-        (layer, phase): number for layer, phase, number in rows[["layer", "phase", "calls"]].itertuples(index=False)
-    }
+    calls = dict(zip(zip(rows["layer"], rows["phase"], strict=True), rows["calls"], strict=True))
     return of_range, [(*key, calls.pop(key[:2], 0), math.nan) for key in keys]

@@ -44,9 +44,8 @@ def compiled_rows(trace: Trace, attribution: Attribution) -> frozenset[Key]:
     is_compiled = np.array([bool(_COMPILED.match(str(name))) for name in names.categories] + [False])
     if not is_compiled.any():
         return frozenset()
-    layer, phase = (
-        np.asarray(owner, dtype=object)[is_compiled[names.codes.to_numpy()]] for owner in attribution.owners
-    )
+    is_compiled = is_compiled[names.codes.to_numpy()]
+    layer, phase = (np.asarray(owner, dtype=object)[is_compiled] for owner in attribution.owners)
     return frozenset(zip(map(str, layer), map(str, phase), strict=True))
 
 
@@ -174,9 +173,8 @@ class Program:
 
         operators = {name: values.to_numpy() for name, values in self.operators.items()}
         in_model, is_limited = ~self.recomputes[operators["range"]], self.limited(compiled)
-        amounts: dict[str, Floats] = {
-            name: operators[name] for name in ("flops", "peak_ns", "least_peak_ns", "memory_ns")
-        }
+        names = ("flops", "peak_ns", "least_peak_ns", "memory_ns")
+        amounts: dict[str, Floats] = {name: operators[name] for name in names}
         amounts |= {f"model_{name}": np.where(in_model, operators[name], 0.0) for name in ("flops", "peak_ns")}
         limits = ("bytes", "dram_bytes", "limit_ns", "compute_ns")
         amounts |= {name: np.where(is_limited, operators[name], 0.0) for name in limits}

@@ -63,9 +63,8 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
     launched = np.lexsort((start, correlation))
     groups = np.split(launched, np.flatnonzero(np.diff(correlation[launched])) + 1)
     # the operations of a replay share their launch
-    replays = sorted(
-        (rows for rows in groups if len(rows) > 1 and correlation[rows[0]] >= 0), key=lambda rows: start[rows[0]]
-    )
+    replays = [rows for rows in groups if len(rows) > 1 and correlation[rows[0]] >= 0]
+    replays.sort(key=lambda rows: start[rows[0]])
     if not replays:
         raise CaptureError(f"{trace.info.path}: no replay of a CUDA graph in it; leave --with {path} out")
     if not len(nodes):
@@ -124,10 +123,9 @@ def _nodes(capture: Trace) -> pd.DataFrame:
     nesting = nest(*(operators[column].to_numpy() for column in ("start_ns", "end_ns", "tid")))
     innermost = nesting.innermost(nodes["tid"].to_numpy(), nodes["start_ns"].to_numpy())
     outermost = np.where(nesting.depth == 0, np.arange(len(operators)), NONE)
-    nodes["operator"] = pd.Categorical(
-        np.append(operators["name"], "")[np.append(inherit(outermost, nesting), NONE)[innermost]]
-    )
-    launching_operator = pd.Series(np.append(operators["name"], "")[innermost], dtype=object)
+    names = np.append(operators["name"], "")
+    nodes["operator"] = pd.Categorical(names[np.append(inherit(outermost, nesting), NONE)[innermost]])
+    launching_operator = pd.Series(names[innermost], dtype=object)
     has_kernel_names = nodes["kernel"].ne("").any()
     classes = launching_operator.map({name: family_of(name).kernel_class for name in launching_operator.unique()})
     nodes["token"] = nodes["token"].fillna(nodes["kernel"] if has_kernel_names else classes)
@@ -200,9 +198,8 @@ def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) 
 def _align(replay: Int64Array, graph: Int64Array) -> Int64Array:
     """The position in a graph of each operation of its replay, or `NONE`."""
     position = np.full(len(replay), NONE, dtype=np.int64)
-    for first, node, size in SequenceMatcher(
-        None, replay.tolist(), graph.tolist(), autojunk=False
-    ).get_matching_blocks():
+    matcher = SequenceMatcher(None, replay.tolist(), graph.tolist(), autojunk=False)
+    for first, node, size in matcher.get_matching_blocks():
         position[first : first + size] = np.arange(node, node + size)
     # streams run beside each other: what is not in the common order is elsewhere in both
     is_free = ~np.isin(np.arange(len(graph)), position)
@@ -217,7 +214,6 @@ def _align(replay: Int64Array, graph: Int64Array) -> Int64Array:
         high = position[after] if after < len(replay) else len(graph)
         between = low + np.flatnonzero(is_free[low:high])
         if after > before + 1 and len(between):
-            position[before + 1 : after] = between[
-                np.linspace(0, len(between), after - before - 1, endpoint=False, dtype=np.int64)
-            ]
+            evenly = np.linspace(0, len(between), after - before - 1, endpoint=False, dtype=np.int64)
+            position[before + 1 : after] = between[evenly]
     return position

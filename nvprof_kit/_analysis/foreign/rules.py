@@ -101,10 +101,8 @@ class Rule:
         templates = {key: entry.get(key, f"{{{key}}}" if key in groups else None) for key in _TEMPLATES}
         for key, template in templates.items():
             try:  # a format width or an attribute access could create huge strings or reach into Python objects
-                fields = [field for field in Formatter().parse(template or "") if field[1] is not None]
-                unknown_group = next(
-                    (repr(name) for _, name, width, how in fields if name not in groups or width or how), ""
-                )
+                fields = [field[1:] for field in Formatter().parse(template or "") if field[1] is not None]
+                unknown_group = next((repr(name) for name, *spec in fields if name not in groups or any(spec)), "")
             except ValueError as error:
                 unknown_group = str(error)
             if unknown_group:

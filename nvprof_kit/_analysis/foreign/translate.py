@@ -260,9 +260,8 @@ class _Renamed:
         is_loose = operators["backward"] & (owner == NONE)
         self._append(operators[is_loose], [RangeName("backward", Category.PHASE)], 0)
         is_numbered = operators["backward"] & (operators["sequence"] >= 0)
-        nodes, paired, in_layers = (
-            int((is_numbered & is_node).sum()) for is_node in (True, is_paired, of_node != NONE)
-        )
+        of_nodes = (True, is_paired, of_node != NONE)
+        nodes, paired, in_layers = (int((is_numbered & is_node).sum()) for is_node in of_nodes)
         if not nodes:
             return []
         facts: dict[str, float] = {"nodes": nodes, "paired": paired, "in_layers": in_layers}

@@ -172,9 +172,8 @@ def classify(ops: pd.DataFrame, own_rules: Sequence[Rule] = ()) -> KernelClasses
     count = len(OP_KINDS)
     kind = ops["kind"].to_numpy()
     pair, pair_of_op = distinct(names.codes.to_numpy().astype(np.int64) * count + kind)
-    matched = [
-        family_of(str(names.categories[code // count]), OP_KINDS[code % count], own_rules) for code in pair.tolist()
-    ]
+    named = ((str(names.categories[code // count]), OP_KINDS[code % count]) for code in pair.tolist())
+    matched = [family_of(name, kind_of_name, own_rules) for name, kind_of_name in named]
     families = tuple(dict.fromkeys(matched))
     family_number = {family: number for number, family in enumerate(families)}
     code_of_pair = np.array([_CODE[family.kernel_class] for family in matched], dtype=np.int8)

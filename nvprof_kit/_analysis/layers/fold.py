@@ -174,7 +174,7 @@ class Blocks:
         Args:
             folds: Whether to fold; None folds if many blocks are equal.
         """
-        groups = [] if folds is False else _Folder(self).walk()
+        groups = [] if folds is False else _Folder(self).groups
         if folds or max((len(group.rows) for group in groups), default=0) >= MANY:
             return groups
         layers = set(self.layers)
@@ -251,7 +251,11 @@ def computing_blocks(operations: Operations, is_counted: Bools) -> Blocks:
 
 
 class _Folder:
-    """Traverses the model; nodes are indices into the layers."""
+    """Traverses the model; nodes are indices into the layers.
+
+    Attributes:
+        groups: The groups of equal layers, in model order.
+    """
 
     def __init__(self, blocks: Blocks) -> None:
         self._layer, self._times, self._kinds = blocks.layers, blocks.times, blocks.kinds
@@ -265,12 +269,8 @@ class _Folder:
             children = self._children.get(node, [])
             parts = sorted((self._below_name(node, child), self._shape[child]) for child in children)
             self._shape[node] = numbers.setdefault(tuple(parts), len(numbers))
-        self._groups: list[Group] = []
-
-    def walk(self) -> list[Group]:
-        """The groups of equal layers, in model order."""
+        self.groups: list[Group] = []
         self._below([-1], "")
-        return self._groups
 
     def _below_name(self, parent: int, node: int) -> str:
         """A layer's name relative to its parent; its full path with ``*`` for numbers if that does not extend the
@@ -290,17 +290,15 @@ class _Folder:
         sets_of_shape: dict[tuple[str, int], list[list[int]]] = {}
         for name, equals in by_name.items():
             sets_of_shape.setdefault((fold_pattern(name), self._shape[equals[0]]), []).append(equals)
-        patterns = [pattern for pattern, _ in sets_of_shape]
-        largest = {
-            pattern: max(len(sets) for (item, _), sets in sets_of_shape.items() if item == pattern)
-            for pattern in patterns
-        }
+        largest: dict[str, int] = {}
+        for (pattern, _), sets in sets_of_shape.items():
+            largest[pattern] = max(largest.get(pattern, 0), len(sets))
         groups: list[Group] = []
         for (pattern, _), sets in sets_of_shape.items():
             other = len(sets) < largest[pattern] and largest[pattern] >= LEAST
             groups += self._group(sets, parent, "other parts" if other else "")
         for group in sorted(groups, key=lambda group: min(group.rows)):
-            self._groups.append(group)
+            self.groups.append(group)
             self._below([*group.rows], group.label)
 
     def _group(self, sets: list[list[int]], parent: str, note: str) -> list[Group]:

@@ -164,9 +164,8 @@ def layers(
         is_row.ravel()[layers_memory.by_cell.index] = True
     rows = cells.frame(sums, is_row, attribution.ranges.steps)
     total_ns = max(int(rows["gpu_self_ns"].sum()), 1)
-    rows = rows.assign(
-        share=rows["gpu_self_ns"] / total_ns, total_share=rows["gpu_total_ns"] / total_ns, steps=choice.count
-    )
+    shares = {"share": rows["gpu_self_ns"] / total_ns, "total_share": rows["gpu_total_ns"] / total_ns}
+    rows = rows.assign(**shares, steps=choice.count)
     absent = {*(("steps",) if by_step else BY_STEP), *(() if "name" in trace.ops else PARTS)}
     rows = rows[[name for name in (*COLUMNS, *chain(*split_columns.values())) if name not in absent]]
     tree = _tree(cells, sums, split_columns, is_row[cells.layer_rows :].any(axis=1))

@@ -67,9 +67,8 @@ class LayerMemory:
         row_of_tree = by_row["layer"].where(by_row["layer"] != NO_LAYER, NO_LAYER + by_row["phase"])
         alloc = by_row["cuda_alloc_bytes"].groupby(row_of_tree).sum()
         keys = tree["layer"].where(inside, NO_LAYER + tree["phase"])
-        nested = ModelTree(keys.tolist(), tree["parent"].tolist()).with_nested(
-            keys.map(alloc).fillna(0).to_numpy(dtype=np.int64)
-        )
+        own_bytes = keys.map(alloc).fillna(0).to_numpy(dtype=np.int64)
+        nested = ModelTree(keys.tolist(), tree["parent"].tolist()).with_nested(own_bytes)
         return pd.DataFrame(
             {
                 "kept_bytes": tree["layer"].map(forward).where(inside).astype("Int64"),

@@ -91,9 +91,8 @@ class ModelTree:
 
 def layer_parents(ranges: Ranges) -> dict[str, str]:
     """The parent of each layer that has a range, '' at the top, by `parents_of` from the ranges of its forward."""
-    forward = np.flatnonzero(
-        ranges.is_one_of((Category.FORWARD,)) & (ranges.phase == ranges.phases.index(Category.FORWARD.value))
-    )
+    is_in_forward = ranges.phase == ranges.phases.index(Category.FORWARD.value)
+    forward = np.flatnonzero(ranges.is_one_of((Category.FORWARD,)) & is_in_forward)
     enclosing = outer_layers(ranges.layer_range, ranges.nesting)[forward]
     outer = np.where(enclosing >= 0, np.append(ranges.name, NONE)[enclosing], NONE)
     (inner_names, outer_names), pair = distinct_rows(ranges.name[forward], outer)

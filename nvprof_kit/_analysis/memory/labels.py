@@ -93,10 +93,8 @@ def holder_table(allocations: pd.DataFrame, keys: Mapping[str, object], before: 
     names = list(keys)
     table = pd.DataFrame({**keys, "size_bytes": allocations["size_bytes"].to_numpy()})
     groups = table.groupby(names, observed=True, sort=False)["size_bytes"]
-    holders = (
-        groups.agg(bytes="sum", blocks="size", largest_bytes="max").reset_index().astype(dict.fromkeys(names, "str"))
-    )
-    holders = holders.sort_values("bytes", ascending=False, kind="stable")
+    holders = groups.agg(bytes="sum", blocks="size", largest_bytes="max").reset_index()
+    holders = holders.astype(dict.fromkeys(names, "str")).sort_values("bytes", ascending=False, kind="stable")
     if before:
         first = {name: BEFORE if name == names[0] else "" for name in names}
         row = pd.DataFrame([{**first, "bytes": before, "blocks": 0, "largest_bytes": 0}])

@@ -160,9 +160,8 @@ def ncu_layers(report: NcuReport, trace: Trace | None = None) -> NcuLayers:
     if trace is None:  # every measured launch by itself
         attribution, unused = layers_of_kernels(report.kernels), 0
         owner, owners = pd.factorize(pd.Series(attribution.owners))
-        launches = pd.DataFrame(
-            {"owner": owner, "item": range(len(amounts)), "ns": amounts["duration_ns"].fillna(0.0), "launches": 1}
-        )
+        launches = pd.DataFrame({"owner": owner, "item": range(len(amounts)), "launches": 1})
+        launches["ns"] = amounts["duration_ns"].fillna(0.0).array
         work = Work(tuple(owners), attribution.parents, launches, amounts, tuple(report.kernels["kernel"]))
         warnings = attribution.warnings
     else:

@@ -132,28 +132,23 @@ def measured_signatures(report: NcuReport, kernels: Kernels) -> list[list[int]]:
     divided: dict[Signature, tuple[list[int], list[int]]] = {}
     for kind, signature in enumerate(kernels.signatures):
         results = by_launch.get((_plain(signature.name), size_text(signature.grid), size_text(signature.block)), [])
-        results = [
-            result for result in results if resources[result] == (signature.registers, signature.shared_bytes)
-        ] or results
+        same = signature.registers, signature.shared_bytes
+        results = [result for result in results if resources[result] == same] or results
         if signature.roles:
             divided.setdefault(replace(signature, roles=frozenset()), (results, []))[1].append(kind)
-        results_of.append(
-            [result for result in results if not (signature.roles and roles) or roles[result] in signature.roles]
-        )
+        if signature.roles and roles:
+            results = [result for result in results if roles[result] in signature.roles]
+        results_of.append(results)
     for results, kinds in divided.values():
         # the results are in launch order; ncu measured all launches of a step, or those whose numbers are in the report
         early = kernels.launches[kernels.launches["is_early"] & kernels.launches["signature"].isin(kinds)]
         kind_of = dict(zip(early["invocation"], early["signature"], strict=True))
         planned = [number for number in sorted(report.invocations) if number in kind_of]
-        numbers = next(
-            (candidates for candidates in (planned, sorted(kind_of)) if candidates and len(candidates) == len(results)),
-            None,
-        )
-        if numbers:
-            for kind in kinds:
-                results_of[kind] = [
-                    result for result, number in zip(results, numbers, strict=True) if kind_of[number] == kind
-                ]
+        for numbers in (sorted(kind_of), planned):
+            if numbers and len(numbers) == len(results):
+                result_of = [*zip(results, (kind_of[number] for number in numbers), strict=True)]
+                for kind in kinds:
+                    results_of[kind] = [result for result, its_kind in result_of if its_kind == kind]
     return results_of
 
 

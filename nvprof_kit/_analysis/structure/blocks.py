@@ -122,10 +122,9 @@ class Aligner:
             if (column.max(axis=1) < best.max(axis=1) - _HOPELESS).all():
                 break
             above = column
-        ends = [np.full(max(len(stretch) - length, 0), -np.inf) for stretch in targets]
-        return [
-            np.append(scores[: len(stretch) + 1], end) for scores, stretch, end in zip(best, targets, ends, strict=True)
-        ]
+        counts = [len(stretch) for stretch in targets]
+        ends = [np.full(max(count - length, 0), -np.inf) for count in counts]
+        return [np.append(row[: count + 1], end) for row, count, end in zip(best, counts, ends, strict=True)]
 
 
 def similarity(tokens: Int64Array, other: Int64Array) -> float:

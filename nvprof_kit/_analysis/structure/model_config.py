@@ -60,9 +60,9 @@ def read_model_config(path: Path) -> ModelConfig:
         raise UsageError(f"--model {path}: not a JSON object; needed the config.json of a Hugging Face model")
     values, model_type = config, str(config.get("model_type", ""))
     layouts: list[dict[str, Any]] = read_toml("nvprof_kit._analysis.structure", "model_types.toml")["architecture"]
-    base, stacks = next(
-        ((layout["base"], layout["stacks"]) for layout in layouts if model_type in layout["model_types"]), ("", ())
-    )
+    unknown: dict[str, Any] = {"base": "", "stacks": ()}
+    layout = next((layout for layout in layouts if model_type in layout["model_types"]), unknown)
+    base, stacks = layout["base"], layout["stacks"]
     if isinstance(config.get("text_config"), dict) and not any(key in config for key in _COUNTS[0]):
         values, stacks = config["text_config"], ()
     counts = []
@@ -75,9 +75,8 @@ def read_model_config(path: Path) -> ModelConfig:
     architectures = config.get("architectures")
     architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     has_head = not architecture.endswith("Model") or architecture.endswith(("HeadModel", "HeadsModel"))
-    return ModelConfig(
-        path.name, model_type, tuple(counts), tuple((base if has_head else "") + stack for stack in stacks)
-    )
+    paths = tuple((base if has_head else "") + stack for stack in stacks)
+    return ModelConfig(path.name, model_type, tuple(counts), paths)
 
 
 def name_blocks(trace: Trace, config: ModelConfig) -> Trace:

@@ -125,10 +125,9 @@ class JobTables:
                 f"{self._folder}: maps of version {other_version.iloc[0]}, this release reads {VERSION}; map again"
             )
         self.has_unlike_layers = self.ranks["evidence"].nunique() > 1
-        self.has_unlike_phases = (
-            self.has_unlike_layers and self.value("phases_of_ranks", layers=self._read("layers")) > 1
-        )
+        self.has_unlike_phases = False
         if self.has_unlike_layers:
+            self.has_unlike_phases = self.value("phases_of_ranks", layers=self._read("layers")) > 1
             self._constants = {"layer": NO_LAYER} | ({"phase": NO_PHASE} if self.has_unlike_phases else {})
         for table in ("collectives", "segments"):
             self._run(f"CREATE VIEW {table} AS {self._read(table)}")

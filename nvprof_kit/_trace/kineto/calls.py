@@ -70,9 +70,8 @@ def read_shapes(events: Events) -> dict[str, Any]:
     shapes = [[None if isinstance(value, dict) else value for value in json.loads(text)] for text in events.inputs]
     has_shapes = any(value is not None for shape in shapes for value in shape)
     rows = events.of(OPERATORS) if has_shapes else events.of(OPERATORS)[:0]
-    arguments = labels(
-        rows["inputs"].to_numpy() if has_shapes else np.zeros(0, dtype=np.int64), [*map(json.dumps, shapes)]
-    )
+    inputs = rows["inputs"].to_numpy() if has_shapes else np.zeros(0, dtype=np.int64)
+    arguments = labels(inputs, [*map(json.dumps, shapes)])
     return {**events.spans(rows), "name": events.label(rows["name"]), "arguments": arguments}
 
 
@@ -120,9 +119,8 @@ def read_collectives(events: Events) -> dict[str, Any]:
         return np.array([-1 if value is None else value for value in values], dtype=np.int64)
 
     elements = np.maximum(numbers("in_elements"), numbers("out_elements"))
-    widths = np.array(
-        [1 if kind.startswith("Float8") else NAMES["widths"].get(kind, 0) for kind in texts("dtype")], np.int64
-    )
+    width_of = NAMES["widths"]
+    widths = np.array([1 if kind.startswith("Float8") else width_of.get(kind, 0) for kind in texts("dtype")], np.int64)
     has_bytes = (widths > 0) & (elements >= 0) & (elements < _MAX_ELEMENTS)
     members = texts("group_ranks")
     peers = np.where(numbers("destination") < 0, numbers("source"), numbers("destination")).tolist()

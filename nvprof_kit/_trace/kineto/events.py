@@ -134,15 +134,12 @@ class Events:
 
         if len(categories) == 1 and categories[0] in self._tables:
             return self._tables[categories[0]]
-        names = dict.fromkeys(
-            ("name", "start_ns", "end_ns", "tid", *(name for key in categories for name in _ARGUMENTS.get(key, ())))
-        )
+        arguments = (name for category in categories for name in _ARGUMENTS.get(category, ()))
         tables = [self._tables[category] for category in categories if category in self._tables]
-        parts = {
-            name: [table[name] if name in table else np.full(len(table), -1) for table in tables] for name in names
-        }
-        empty = np.zeros(0, dtype=np.int64)
-        joined = {name: np.concatenate([empty, *arrays]) for name, arrays in parts.items()}
+        joined = {}
+        for name in dict.fromkeys(("name", "start_ns", "end_ns", "tid", *arguments)):
+            parts = (table[name] if name in table else np.full(len(table), -1) for table in tables)
+            joined[name] = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
         return pd.DataFrame(joined, copy=False)
 
     def spans(self, rows: pd.DataFrame) -> dict[str, Any]:

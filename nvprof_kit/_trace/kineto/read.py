@@ -101,16 +101,14 @@ def _operations(events: Events, optional: Collection[str]) -> tuple[dict[str, An
     if len(rows):
         kinds = np.array([OP_KINDS.index(kind) for kind in GPU_CATEGORIES.values()], dtype=np.int8)
         counts = [len(events.of(category)) for category in GPU_CATEGORIES]
-        rows = rows.assign(
-            kind=np.repeat(kinds, counts), graph_node=rows["graph_node"].where(rows["graph_node"] > 0, -1)
-        )
+        graph_node = rows["graph_node"].where(rows["graph_node"] > 0, -1)
+        rows = rows.assign(kind=np.repeat(kinds, counts), graph_node=graph_node)
         calls = events.of(*CALL_CATEGORIES)
         calls = calls[calls["correlation"] != -1]
     else:
         operators = events.of(OPERATORS)
-        operator, start_ns, end_ns = _self_times(
-            *(operators[name].to_numpy() for name in ("start_ns", "end_ns", "tid"))
-        )
+        columns = (operators[name].to_numpy() for name in ("start_ns", "end_ns", "tid"))
+        operator, start_ns, end_ns = _self_times(*columns)
         rows = operators.iloc[operator].assign(start_ns=start_ns, end_ns=end_ns, operator_call=operator, device=0)
         rows = rows.assign(correlation=np.arange(len(rows)), kind=OP_KINDS.index("operator"), graph_node=-1)
         rows = rows.assign(stream=-1, bytes=-1)

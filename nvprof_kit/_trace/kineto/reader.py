@@ -51,8 +51,7 @@ class KinetoReader:
         reopened = self.read(source, request)
         if len(reopened.ops) != len(trace.ops):
             raise CaptureError(f"{source.named}: the file was changed since it was opened; open it again")
-        tables: dict[str, Any] = {
-            name: getattr(reopened, name) for name in request.optional if name in TABLES and name != "operators"
-        }
+        names = {*request.optional} & (TABLES.keys() - {"operators"})
+        tables: dict[str, Any] = {name: getattr(reopened, name) for name in names}
         columns = {str(name): reopened.ops[name] for name in reopened.ops if name not in trace.ops}
         return replace(trace, api=reopened.api, ops=trace.ops.assign(**columns), **tables)

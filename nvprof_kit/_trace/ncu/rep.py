@@ -44,11 +44,9 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
             f"{named}: reading an .ncu-rep needs the ncu-report package, or ncu on PATH; "
             'install it with: pip install "nvprof-kit[ncu]"'
         )
-    environment = {**os.environ, "LC_ALL": "C"}
+    options: dict[str, Any] = {"text": True, "errors": "replace", "env": {**os.environ, "LC_ALL": "C"}}
     try:
-        process = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment, errors="replace"
-        )
+        process = subprocess.run(command, capture_output=True, check=False, **options)
     except OSError as error:
         raise ToolError(f"{command[0]}: cannot run it: {error.strerror}") from None
     if process.returncode:
@@ -64,10 +62,9 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
     units: dict[str, str] = {}
     for result in results:
         values = result["metrics"].items()
-        numbers.append(
-            {name: value * base_unit(unit)[1] for name, (value, unit) in values if not isinstance(value, str)}
-        )
         texts.append({name: value for name, (value, _) in values if isinstance(value, str)})
+        numeric = ((name, *metric) for name, metric in values if name not in texts[-1])
+        numbers.append({name: value * base_unit(unit)[1] for name, value, unit in numeric})
         units = {name: base_unit(unit)[0] for name, (_, unit) in values} | units
     kernels = [_kernel(number, result, numbers[number], domain) for number, result in enumerate(results)]
     metrics = pd.DataFrame(numbers, index=range(len(results)), dtype="float64")

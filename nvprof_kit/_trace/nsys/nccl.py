@@ -70,9 +70,8 @@ def _calls(db: Database, nvtx: Nvtx) -> list[dict[str, Any]]:
             if field_name in _FIELDS:
                 layouts.setdefault(schema, {})[_FIELDS[field_name]] = _HEADER + (offset or 0)
     calls = []
-    for start, end, tid, domain, text_id, text, *blob in db.rows(
-        "NVTX_EVENTS", columns, [Where("eventType", (59,)), domain_ids]
-    ):
+    rows = db.rows("NVTX_EVENTS", columns, [Where("eventType", (59,)), domain_ids])
+    for start, end, tid, domain, text_id, text, *blob in rows:
         if end is None or tid is None or (process_of(tid), domain) not in pairs:
             continue
         name = str(db.strings.get(text_id, text))

@@ -69,9 +69,8 @@ def read_nsys(db: Database, request: Request) -> Trace:
         CaptureError: The file is not an nsys export, is damaged, or has no ranges of the domain or no operations.
     """
     domain, optional = request.domain, {*request.optional}
-    if "StringIds" not in db.tables or {*db.tables}.isdisjoint(
-        ("META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", RUNTIME)
-    ):
+    written_by_nsys = {"META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", RUNTIME}
+    if "StringIds" not in db.tables or written_by_nsys.isdisjoint(db.tables):
         raise CaptureError(
             f"{db.named}: {db.kind}, but not an nsys export (no StringIds table); needed the output of `nsys export "
             f"--type {db.export_type}`"

@@ -151,10 +151,9 @@ def _open_annotations(annotations: dict[str, Any], device: int) -> tuple[list[in
     """Start times of phases and steps annotated by PyTorch, and the label of allocations from then on: the innermost
     open phase and step.
     """
-    columns = (annotations[name] for name in ("time_us", "stage", "name", "device"))
-    rows = [
-        (time, stage == "START", name) for time, stage, name, number in zip(*columns, strict=True) if number == device
-    ]
+    columns = (annotations[name] for name in ("device", "time_us", "stage", "name"))
+    of_device = (row for number, *row in zip(*columns, strict=True) if number == device)
+    rows = [(time, stage == "START", name) for time, stage, name in of_device]
     of_loop = {name: annotation for name in {name for *_, name in rows} if (annotation := loop_annotation(name))}
     open_names: list[str] = []
     starts, texts = [], []
