@@ -74,7 +74,7 @@ _PHASE = re.compile("forward|backward|optimizer|data|dataloader|generate|prefill
 
 _STEP = re.compile(r"(?:step|iteration|iter|ProfilerStep)[ _#:]*(-?\d{1,18})", re.IGNORECASE)  # fits in int64
 _RANK = re.compile(r"rank (\d{1,9})(?: of (\d{1,9}))?(?: run (\S+))?")
-_GROUP_TOKEN = re.compile(r"\d{1,9}(?:-\d{1,9}|:\d{1,9}:\d{1,9})?")
+_GROUP_TOKEN = re.compile(r"(\d{1,9})(?:-(\d{1,9})|:(\d{1,9}):(\d{1,9}))?")
 _MOST_TEXT, _MOST_TOKENS, _MOST_RANKS = 4_000, 64, 1 << 18
 _INDEX = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
@@ -206,16 +206,11 @@ def _parse_ranks(text: str) -> tuple[int, ...]:
     """The ranks in a text of `_ranks_text`; none if it is none."""
     ranks: list[int] = []
     for token in text.split(","):
-        if not _GROUP_TOKEN.fullmatch(token):
+        match = _GROUP_TOKEN.fullmatch(token)
+        if match is None or (match[4] and not int(match[4])):
             return ()
-        first, last, step = token, token, "1"
-        if "-" in token:
-            first, last = token.split("-")
-        elif ":" in token:
-            first, last, step = token.split(":")
-        if not int(step):
-            return ()
-        more = range(int(first), int(last) + 1, int(step))
+        last = match[2] or match[3] or match[1]
+        more = range(int(match[1]), int(last) + 1, int(match[4] or 1))
         if len(ranks) + len(more) > _MOST_RANKS:
             return ()
         ranks += more

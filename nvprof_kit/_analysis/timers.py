@@ -250,15 +250,9 @@ def timers(
     rows = groups.size().to_frame("calls")
     for clock in ("cpu", "cuda"):
         times = groups[f"{clock}_ns"]
-        for name, values in {
-            "total": times.sum(min_count=1),
-            "mean": times.mean(),
-            "median": times.median(),
-            "p95": times.quantile(0.95),
-            "min": times.min(),
-            "max": times.max(),
-        }.items():
-            rows[f"{clock}_{name}_ns"] = values.astype("Float64").round().astype("Int64")
+        values = times.agg(["mean", "median", "min", "max"])
+        values = values.assign(total=times.sum(min_count=1), p95=times.quantile(0.95)).astype("Float64")
+        rows = rows.join(values.round().astype("Int64").add_prefix(f"{clock}_").add_suffix("_ns"))
     rows = rows.join(_skew(calls), on="stage").reset_index()
     if "rank" not in rows:
         rows["rank"] = pd.array([None] * len(rows), dtype="Int64")
@@ -278,17 +272,11 @@ def timers(
 def _skew(calls: pd.DataFrame) -> pd.DataFrame:
     """Columns skew_start_ns, skew_ns, slowest by stage; missing if only one rank ran it."""
     timed = calls.assign(time_ns=time_of(calls))
-    each = timed.groupby(["stage", "call"], observed=True).agg(
-        ranks=("rank", "nunique"),
-        first=("start_ns", "min"),
-        last=("start_ns", "max"),
-        shortest=("time_ns", "min"),
-        longest=("time_ns", "max"),
-    )
-    shared = each[each["ranks"] > 1]
-    means = pd.DataFrame({"skew_start_ns": shared["last"] - shared["first"]})
-    means["skew_ns"] = shared["longest"] - shared["shortest"]
-    skew = means.groupby("stage", observed=True).mean().round().astype("Int64")
+    timed_calls = timed.rename(columns={"start_ns": "skew_start_ns", "time_ns": "skew_ns"})
+    of_call = timed_calls.groupby(["stage", "call"], observed=True)
+    times = of_call[["skew_start_ns", "skew_ns"]]
+    shared: pd.DataFrame = (times.max() - times.min())[of_call["rank"].nunique() > 1]
+    skew = shared.groupby("stage", observed=True).mean().round().astype("Int64")
     by_rank = timed.groupby(["stage", "rank"], observed=True)["time_ns"].mean().unstack()
     slowest = by_rank.idxmax(axis=1).astype("Int64").rename("slowest")
     return skew.join(slowest[by_rank.count(axis=1) > 1])

@@ -81,24 +81,13 @@ def build(points: pd.DataFrame, segments: pd.DataFrame, instances: pd.DataFrame)
     gate = gated["gate"].sort_index().fillna(NONE).to_numpy(dtype=np.int64)
     end_segment = np.append(members["end_segment"].to_numpy(), NONE)
     low, high = segment_rows(segments, members["rank"], end_segment[gate], members["ready_segment"])
-    a, e, instance = (members[name].to_numpy() for name in ("a", "e", "instance"))
+    columns_of = {name: members[name].to_numpy() for name in ("rank", "instance", "step", "a", "e", "ready")}
     before = members.groupby(["rank", "c"], sort=False)["member"].shift(1, fill_value=NONE).to_numpy()
-    by_instance = np.argsort(instance, kind="stable")
-    return Graph(
-        rank=members["rank"].to_numpy(),
-        instance=instance,
-        step=members["step"].to_numpy(),
-        a=a,
-        e=e,
-        ready=members["ready"].to_numpy(),
-        gate=gate,
-        before=np.where((before >= 0) & (e[before] <= a), before, NONE),
-        low=low,
-        high=high,
-        members_of=np.split(by_instance, np.flatnonzero(np.diff(instance[by_instance])) + 1),
-        segments=segments,
-        instances=instances,
-    )
+    ended_before = (before >= 0) & (columns_of["e"][before] <= columns_of["a"])
+    by_instance = np.argsort(columns_of["instance"], kind="stable")
+    members_of = np.split(by_instance, np.flatnonzero(np.diff(columns_of["instance"][by_instance])) + 1)
+    work = {"gate": gate, "before": np.where(ended_before, before, NONE), "low": low, "high": high}
+    return Graph(**columns_of, **work, members_of=members_of, segments=segments, instances=instances)
 
 
 def replay(graph: Graph, cut: Int64Array | int = 0, quicker: Int64Array | int = 0) -> Int64Array:
