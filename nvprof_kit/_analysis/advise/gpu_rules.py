@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nvprof_kit._analysis.advise.comm_rules import SLOWS
 from nvprof_kit._analysis.advise.program import (
     BLOCK,
     CHAIN_LENGTH,
@@ -20,7 +21,6 @@ from nvprof_kit._analysis.advise.program import (
     POINTWISE,
     SHORT_NS,
     SIBLINGS,
-    SLOWS,
     Program,
     at,
     costliest,

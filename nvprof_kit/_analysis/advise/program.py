@@ -67,10 +67,6 @@ CHECKED = 0.1
 """Waits of the backward pass over its operations on the GPU: of anomaly detection about 0.2, as it checks each gradient
 by two kernels and a copy; in the forward pass it records where each was called.
 """
-SLOWS = 0.3
-"""Computation takes longer by this part of the time that collectives run beside it: on two H200s by 0.24 with FSDP, by
-0.32 to 0.41 with DDP.
-"""
 STALL_OF_STEP = 0.05
 """A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
@@ -282,8 +278,7 @@ class Program(Operations):
 
     def is_checked(self, waits: pd.DataFrame) -> bool:
         """Whether these rows of `waits` check the operations of the backward pass, as anomaly detection does."""
-        of_waits, of_ops = ((rows["phase"] == "backward").sum() for rows in (waits, self.ops))
-        return bool(of_waits >= CHECKED * max(of_ops, 1))
+        return bool((waits["phase"] == "backward").sum() > CHECKED * (self.ops["phase"] == "backward").sum())
 
     def left_of_loop(self, waits: pd.DataFrame, replay: Replay) -> tuple[pd.DataFrame, npt.NDArray[np.int32]]:
         """What is left, as `saved_ns` takes it, if a loop with these waits on a GPU is done for all at once: one launch
@@ -462,9 +457,8 @@ class Program(Operations):
         """
         runs, _ = self.runs, self.mask_kernels
         del self.runs  # to limit memory
-        is_pass, is_copy = (
-            mask[runs["row"]] for mask in (self.is_pass, np.asarray(self.ops["kernel_class"] == "copy"))
-        )
+        is_copy = np.asarray(self.ops["kernel_class"] == "copy")
+        is_pass, is_copy = (mask[runs["row"]] for mask in (self.is_pass, is_copy))
         computes = np.bincount(runs["run"], is_pass & ~is_copy)[runs["run"]] > 0
         is_chain = ~runs["makes_mask"] & (computes | ~is_pass)
         is_pass &= computes
