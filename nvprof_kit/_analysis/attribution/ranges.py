@@ -106,11 +106,8 @@ def _whole_end(end: Int64Array, first: Bools) -> Int64Array:
 
 
 def _is_one_of(names: tuple[RangeName, ...], name: npt.NDArray[np.intp], categories: tuple[Category, ...]) -> Bools:
-    return (
-        np.array([named.category in categories for named in names], dtype=bool)[name]
-        if names
-        else np.zeros(0, dtype=bool)
-    )
+    is_of_name: Bools = np.array([named.category in categories for named in names], dtype=bool)
+    return is_of_name[name]
 
 
 def translated(trace: Trace, rules: Rules | None = None) -> Trace:

@@ -276,10 +276,8 @@ def _compare(
         times = run.times if level != "step" else pd.DataFrame([run.wall])
         if level not in ("step", "class"):
             times = times[times.index.get_level_values("kernel_class") != "comm"]
-        of_rows = [
-            times.index.get_level_values(name).astype(str) if name in LEVELS[level] else [""] * len(times)
-            for name in KEY
-        ]
+        values_of, names = times.index.get_level_values, LEVELS[level]
+        of_rows = [values_of(name).astype(str) if name in names else [""] * len(times) for name in KEY]
         runs.append((times.groupby(of_rows).sum() if len(times) else times).rename_axis(KEY))
     keys = pd.concat(runs).index.unique()
     table = keys.to_frame(index=False)

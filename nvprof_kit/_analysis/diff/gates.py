@@ -108,10 +108,8 @@ def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided
     if gate.level in ("phase", "class"):
         rows_of_gate = rows_of_gate[rows_of_gate["phase" if gate.level == "phase" else "kernel_class"] == gate.target]
     elif gate.level == "layer":
-        pattern, with_phase = (
-            re.compile(fnmatch.translate(gate.target)),
-            rows_of_gate["layer"] + " " + rows_of_gate["phase"],
-        )
+        pattern = re.compile(fnmatch.translate(gate.target))
+        with_phase = rows_of_gate["layer"] + " " + rows_of_gate["phase"]
         rows_of_gate = rows_of_gate[rows_of_gate["layer"].str.match(pattern) | with_phase.str.match(pattern)]
     if not len(rows_of_gate):
         raise UsageError(

@@ -243,10 +243,8 @@ def _reduced(call: _Call, tensors: Sequence[_Tensor]) -> list[int]:
     if second:  # the smaller of two
         return [_elements(tensors) * tensor.width]
     candidates = [call.value(position) for position in (1, 2)]
-    axes_argument = next(
-        (axes for axes in candidates if isinstance(axes, list)),
-        candidates[:1] if isinstance(candidates[0], int) else [],
-    )
+    single_axis = candidates[:1] if isinstance(candidates[0], int) else []
+    axes_argument = next((axes for axes in candidates if isinstance(axes, list)), single_axis)
     axes = {axis % len(tensor.dims) for axis in axes_argument or range(len(tensor.dims))}
     return [prod(length for axis, length in enumerate(tensor.dims) if axis not in axes) * tensor.width]
 

@@ -89,10 +89,8 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
         pid, tid, start_ns = int(ops["pid"].iloc[0]), replay_tid(trace), int(start[replays[0][0]])
         old_node = ops["graph_node"].to_numpy().astype(np.int64)
         new_node = np.where(named, node + old_node.max() + 1, old_node)
-        created = {
-            (pid, key): (tid, start_ns + position)
-            for key, position in zip(new_node[named].tolist(), node[named].tolist(), strict=True)
-        }
+        creations = zip(new_node[named].tolist(), node[named].tolist(), strict=True)
+        created = {(pid, key): (tid, start_ns + position) for key, position in creations}
         edges = {name: ranges[name] + start_ns for name in ("start_ns", "end_ns")}
         ranges = ranges.assign(pid=pid, tid=tid, **edges)
         trace = with_ranges(trace, {str(name): column for name, column in ranges.items()}, created, new_node)

@@ -124,10 +124,8 @@ class Rule:
         if not match or (self.category is not None and not self.category.fullmatch(category or "")):
             return None
         groups = {name: value or "" for name, value in match.groupdict().items()}
-        layer, phase, step = (
-            None if template is None else template.format_map(groups)
-            for template in (self.layer, self.phase, self.step)
-        )
+        templates = (self.layer, self.phase, self.step)
+        layer, phase, step = (template and template.format_map(groups) for template in templates)
         if self.operator:
             sequence = groups.get("sequence", "")
             name = RangeName(layer if layer is not None else text, Category.USER)

@@ -555,10 +555,8 @@ def _equal_in_lists(groups: list[list[int]], layers: Sequence[str], figures: Flo
         means = np.array([np.abs(figures[member]).mean(axis=0) for member in sets])
         together = equal_groups(means, 2)
         alone = set(range(len(sets))).difference(*together)
-        lists += [
-            [row_number for member in group for row_number in sets[member]]
-            for group in [*together, *([member] for member in sorted(alone))]
-        ]
+        for group in [*together, *([member] for member in sorted(alone))]:
+            lists.append([row_number for member in group for row_number in sets[member]])
     return lists
 
 

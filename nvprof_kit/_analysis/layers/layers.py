@@ -178,16 +178,13 @@ def layers(
         raise AssertionError(
             f"{rows['gpu_self_ns'].sum()} ns in the rows, {summary.total_ns} ns in the operations: please report this"
         )
+    of_memory = () if layers_memory is None else layers_memory.warnings
     return Layers(
         rows=rows,
         tree=tree,
         splits=split_columns,
         summary=summary,
-        warnings=(
-            *trace.info.warnings,
-            *layer_warnings(trace, attribution, choice),
-            *(() if layers_memory is None else layers_memory.warnings),
-        ),
+        warnings=(*trace.info.warnings, *layer_warnings(trace, attribution, choice), *of_memory),
         info=trace.info,
         steps=choice,
         memory=layers_memory,

@@ -97,13 +97,9 @@ def layer_parents(ranges: Ranges) -> dict[str, str]:
     outer = np.where(enclosing >= 0, np.append(ranges.name, NONE)[enclosing], NONE)
     (inner_names, outer_names), pair = distinct_rows(ranges.name[forward], outer)
     texts = [*(name.text for name in ranges.names), ""]
-    return parents_of(
-        dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES),
-        (
-            (texts[inner], texts[outer], count)
-            for inner, outer, count in zip(inner_names, outer_names, np.bincount(pair).tolist(), strict=True)
-        ),
-    )
+    layers = dict.fromkeys(name.text for name in ranges.names if name.category in LAYER_CATEGORIES)
+    enclosed = zip(inner_names, outer_names, np.bincount(pair).tolist(), strict=True)
+    return parents_of(layers, ((texts[inner], texts[outer], count) for inner, outer, count in enclosed))
 
 
 def parents_of(layers: Iterable[str], enclosed: Iterable[tuple[str, str, int]]) -> dict[str, str]:

@@ -371,9 +371,8 @@ def _grouped(sequence: Sequence, model_pass: Pass) -> list[Group]:
         if (widths[widths > 1] != widths.max()).any() or _WEIGHTS @ shares > _INNER:
             continue
         inner = spans[edges[widths.argmax()] :][: widths.max() - 1]
-        likeness_by_lag = (
-            [_likeness(sequence, a, b) for a, b in zip(inner, inner[lag:], strict=False)] for lag in (1, 2)
-        )
+        pairs_by_lag = (zip(inner, inner[lag:], strict=False) for lag in (1, 2))
+        likeness_by_lag = ([_likeness(sequence, a, b) for a, b in pairs] for pairs in pairs_by_lag)
         if any(likeness and np.median(likeness) >= _ALIKE for likeness in likeness_by_lag):
             continue  # these are blocks, and the wider stretches between two runs of them
         is_scattered = min(runs) < 2

@@ -219,10 +219,8 @@ class _Ranges:
         ]
         if pieces:
             added = np.array(pieces, dtype=np.int64)
-            span, start, end = (
-                np.concatenate([np.delete(old, several), new])
-                for old, new in zip((span, start, end), added.T, strict=True)
-            )
+            pairs = zip((span, start, end), added.T, strict=True)
+            span, start, end = (np.concatenate([np.delete(old, several), new]) for old, new in pairs)
             order = np.argsort(span, kind="stable")
             span, start, end = span[order], start[order], end[order]
         replayed, thread, edge = replayed[span], tid[start], edge[span]

@@ -295,16 +295,10 @@ class JobTables:
         """
         import pandas as pd
 
-        kinds = {
-            "compute": "compute_ns",
-            "copy": "copy_ns",
-            "host": "idle_ns - loading_ns",
-            "data_loading": "loading_ns",
-        }
-        tables = [
-            self.frame("excesses", kind=kind, ns=ns, least_ns=least_ns, least_share=least_share)
-            for kind, ns in kinds.items()
-        ]
+        kinds = {"compute": "compute_ns", "copy": "copy_ns", "host": "idle_ns - loading_ns"}
+        kinds |= {"data_loading": "loading_ns"}
+        limits = {"least_ns": least_ns, "least_share": least_share}
+        tables = [self.frame("excesses", kind=kind, ns=ns, **limits) for kind, ns in kinds.items()]
         return pd.concat(tables, ignore_index=True)
 
     def matched_steps(self) -> pd.DataFrame:

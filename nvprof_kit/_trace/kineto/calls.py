@@ -26,10 +26,8 @@ from nvprof_kit._trace.kineto.events import (
 from nvprof_kit._trace.kineto.stream import NAMES, Args
 from nvprof_kit._trace.schema import CALL_KINDS, LOADS_CODE
 
-_KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"} | {
-    OPERATORS: "operator",
-    COLLECTIONS: "operator",
-}
+_KINDS = {"cuda_runtime": "api", "cuda_driver": "api", "overhead": "overhead"}
+_KINDS |= {OPERATORS: "operator", COLLECTIONS: "operator"}
 _COMPILES = "(dynamo_timed)"
 _HOST_END = re.compile(r"\((?:.*\b)?(Pageable|Pinned|Managed)\b")
 

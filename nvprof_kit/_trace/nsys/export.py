@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Condition, current_thread, main_thread
+from typing import Any
 
 from nvprof_kit._trace.files.database import Database, Where
 from nvprof_kit._trace.files.kinds import PARQUET_FOLDER, has_tables
@@ -201,12 +202,8 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
     """
     shows_progress, output = sys.stderr is not None and sys.stderr.isatty(), b""
     with ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-            )
-            for command in commands
-        ]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+        processes = [stack.enter_context(subprocess.Popen(command, **pipes)) for command in commands]
         try:
             if current_thread() is main_thread():  # what reads the export is imported meanwhile
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # an import may swallow SystemExit

@@ -33,11 +33,8 @@ from nvprof_kit._trace.schema import OP_KINDS, OPS
 
 OP_TABLES = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset", GRAPH: "graph"}
 _COLUMNS, _OPTIONAL = NAMES["ops"], NAMES["optional_ops"]
-_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"} | {
-    11: "unified HtoD",
-    12: "unified DtoH",
-    13: "unified DtoD",
-}
+_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+_COPIES |= {11: "unified HtoD", 12: "unified DtoH", 13: "unified DtoD"}
 _HOST_MEMORY = {0: "pageable", 1: "pinned", 4: "managed"}  # ENUM_CUDA_MEM_KIND; other values are device memory
 _UNKNOWN = 0
 
