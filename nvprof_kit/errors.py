@@ -9,7 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from numbers import Integral
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from nvprof_kit._toml import read_toml
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -34,6 +39,16 @@ class NvprofKitError(Exception):
         super().__init__(*message)
         if exit_code is not None:
             self.exit_code = exit_code
+
+    @classmethod
+    def of(cls, code: str, /, **facts: object) -> Self:
+        """An exception with a sentence of ``errors.toml``, where the long ones stand.
+
+        Args:
+            code: The name of the sentence: what is wrong.
+            facts: What the sentence names.
+        """
+        return cls(read_toml("nvprof_kit", "errors.toml")[code].format(**facts))
 
 
 class CaptureError(NvprofKitError):

@@ -55,9 +55,7 @@ class Peaks:
             peaks = cls(gpu, flops, bandwidth, "measured", (*flops, "memory"), (path,))
             return peaks if figures["gpu"] == gpu else None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise CaptureError(
-                f"{path}: no peaks of a GPU ({error}); measure again: nvprof-kit doctor --measure"
-            ) from None
+            raise CaptureError.of("no-peaks", path=path, error=error) from None
 
 
 _data = partial(read_toml, "nvprof_kit._analysis", "gpu_links.toml")
@@ -114,9 +112,7 @@ def parse_peak(text: str) -> tuple[str, float]:
     except ValueError:
         flops = 0.0
     if dtype not in DTYPES or not 1e9 <= flops < 1e18:
-        raise UsageError(
-            f"--peak {text}: needed a type ({', '.join(DTYPES)}) and its operations a second, as in bf16=989e12"
-        )
+        raise UsageError.of("peak", text=text, types=", ".join(DTYPES))
     return dtype, flops
 
 

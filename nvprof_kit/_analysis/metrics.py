@@ -137,10 +137,7 @@ def metrics(operations: Operations, *, self_only: bool = False, steps: StepOptio
     """
     trace, attribution = operations.trace, operations.attribution
     if trace.samples is None or not len(trace.samples):
-        raise CaptureError(
-            f"{trace.info.path}: no samples of GPU metrics; record with `nsys profile --gpu-metrics-device=all` "
-            "(--gpu-metrics-devices in nsys 2024.5 and newer)"
-        )
+        raise CaptureError.of("no-gpu-metrics", path=trace.info.path)
     by_device = {device: _Samples.of(trace, device) for device in sorted(set(trace.samples["device"]))}
     interval = int(np.median(np.concatenate([samples.end - samples.start for samples in by_device.values()])))
     parent = {} if self_only else layer_parents(attribution.ranges)

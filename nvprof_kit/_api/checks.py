@@ -89,9 +89,7 @@ def scrubbed_name(capture: str | Path) -> Path:
     capture = Path(capture)
     name, dot, suffix = capture.name.partition(".sqlite")
     if not dot:
-        raise UsageError(
-            f"{capture}: only an .sqlite export can be scrubbed; export it: nsys export -t sqlite {capture}"
-        )
+        raise UsageError.of("not-an-export", capture=capture)
     return capture.with_name(f"{name}.scrubbed{dot}{suffix}")
 
 

@@ -55,8 +55,7 @@ class Job:
         if len(repeated):
             rank = int(repeated["rank"].iloc[0])
             files = repeated.loc[repeated["rank"] == rank, "capture"].astype(str)
-            text = f"rank {rank} is there {len(files)} times ({', '.join(files)}); name one capture of each rank"
-            raise UsageError(text)
+            raise UsageError.of("repeated-rank", rank=rank, count=len(files), files=", ".join(files))
         runs = sorted(set(self.ranks["run"]) - {""})
         if len(runs) > 1:
             raise UsageError(f"captures of {len(runs)} runs ({', '.join(runs[:4])}); name those of one run")
@@ -151,10 +150,7 @@ class Job:
 
         tables = self._aligned.tables
         if (count := tables.value("count")) > MOST:
-            raise UsageError(
-                f"{count:,} collectives are too many to replay (at most {MOST:,}); "
-                "name the captures of fewer ranks, for example those of one pipeline"
-            )
+            raise UsageError.of("many-collectives", count=count, limit=MOST)
         ranks = self.ranks["rank"].tolist()
         return build(tables.points(ranks), tables.segments(ranks), tables.instances())
 
@@ -274,8 +270,7 @@ class Job:
             if not Path(path).exists():
                 raise UsageError(f"{path}: the map's capture is not here; a trace is made of the captures themselves")
             if len(of_capture) != 1:
-                text = f"{path}: holds {len(of_capture)} ranks; a trace of several captures needs one of each"
-                raise UsageError(text)
+                raise UsageError.of("several-ranks", path=path, count=len(of_capture))
             rank = int(of_capture["rank"].iloc[0])
             clock = RankClock(rank, None)
             if pd.notna(clocks.loc[rank, "offset_ns"]):

@@ -112,10 +112,7 @@ def run_query(query: str, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         try:
             types = [statement.type.name for statement in database.extract_statements(query)]
             if len(types) != 1 or types[0] not in ("SELECT", "EXPLAIN"):  # WITH, FROM, DESCRIBE and others are SELECT
-                raise UsageError(
-                    "this query cannot be answered: it needs exactly one statement, which only reads (SELECT, …), "
-                    f"and has {', '.join(types) or 'none'}"
-                )
+                raise UsageError.of("query", statements=", ".join(types) or "none")
             used = {name.rpartition(".")[2].strip('"').lower() for name in database.get_table_names(query)}
             for name in sorted(used & {*tables}):
                 database.register(name, tables[name])

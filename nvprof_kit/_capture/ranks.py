@@ -52,10 +52,7 @@ def choose_rank(ranks: str = "0") -> Rank:
     """
     process, local_rank = who(), _number(_LOCAL_RANK)
     if process is None:
-        raise UsageError(
-            f"no rank is known: none of {', '.join(RANK_VARIABLES)} is set; start it through torchrun, accelerate, "
-            "deepspeed, srun or mpirun"
-        )
+        raise UsageError.of("no-rank", variables=", ".join(RANK_VARIABLES))
     is_chosen = ranks == "all"
     for item in () if is_chosen else ranks.removesuffix(",").split(","):
         match = _PART.fullmatch(item)

@@ -84,9 +84,7 @@ def need_tool(name: str, path: str, product: str) -> str:
         ToolError: It is not found, or does not run.
     """
     if shutil.which(path) is None:
-        raise ToolError(
-            f"no {name}: '{path}' is not found; install {product} and put its folder on PATH, or set {name.upper()}"
-        )
+        raise ToolError.of("no-tool", name=name, path=path, product=product, variable=name.upper())
     result = subprocess.run(
         [path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
     )
@@ -155,9 +153,7 @@ def open_stage(output: str, suffixes: Sequence[str], *, program: Sequence[str] =
         stage.mkdir()
     except FileExistsError:
         overwrite = "" if force is None else ", or use --force"
-        raise UsageError(
-            f"{stage} exists: a run writes there now, or was killed; take what you need and remove it{overwrite}"
-        ) from None
+        raise UsageError.of("stage-exists", stage=stage, overwrite=overwrite) from None
     except OSError:
         raise UsageError(f"{stage.parent}: cannot write to this folder") from None
     return stage

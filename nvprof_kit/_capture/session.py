@@ -53,10 +53,7 @@ def launch_session(
     report.need_tool("nsys", tool, "Nsight Systems")
     report.need_program(program)
     if _state_line(tool, session):
-        raise UsageError(
-            f"a session {session} runs already; take another name with -s NAME, or end it: "
-            f"nsys shutdown --session={session}"
-        )
+        raise UsageError.of("session-runs", session=session)
     report.need_space(Path(os.environ.get("TMPDIR") or "/tmp"), 1)  # nsys spools there
     with tempfile.TemporaryDirectory(prefix="nvprof_kit.", ignore_cleanup_errors=True) as folder:
         # a session misses the mark with which the program says at its begin which rank it is
@@ -104,9 +101,7 @@ def start_session(
     report.need_tool("nsys", tool, "Nsight Systems")
     state_line = _state_line(tool, session)
     if not state_line:
-        raise UsageError(
-            f"no session {session}; start the program with nvprof-kit session launch, and see nvprof-kit session status"
-        )
+        raise UsageError.of("no-session", session=session)
     if "Collection" in state_line:
         raise UsageError(f"session {session} captures already; end that with nvprof-kit session stop -s {session}")
     report.need_space(Path(os.environ.get("TMPDIR") or "/tmp"))  # nsys spools there

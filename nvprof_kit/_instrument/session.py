@@ -506,9 +506,7 @@ class Annotation(ABC):
     def __init__(self, owner: Any) -> None:
         global was_annotated  # noqa: PLW0603
         if owner in annotated:
-            raise UsageError(
-                f"this {type(owner).__name__} is already annotated; call remove() on the handle of the first annotation"
-            )
+            raise UsageError.of("annotated-model", kind=type(owner).__name__)
 
         def gone(_owner: object, exits: Callable[[], bool] = is_finalizing) -> None:
             if not exits():  # a global name may be cleared then, a default argument is not

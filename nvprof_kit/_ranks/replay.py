@@ -143,9 +143,7 @@ def critical_path(graph: Graph) -> pd.DataFrame:
         last = int(members[graph.a[members].argmax()])
         step, rank = int(graph.step[last]), int(graph.rank[last])
         if last in passed:
-            raise CaptureError(
-                f"the maps of the ranks contradict themselves: a collective of rank {rank} waits for itself; map again"
-            )
+            raise CaptureError.of("maps-contradict", rank=rank)
         passed.add(last)
         rows.append((step, rank, NO_LAYER, NO_PHASE, "transfer", graph.e[member] - graph.a[last]))
         gate, before = int(graph.gate[last]), int(graph.before[last])

@@ -91,9 +91,7 @@ def refuse_input(path: str | Path, inputs: Iterable[str | Path]) -> None:
                 is_same = os.path.realpath(Path(path)) == os.path.realpath(source)
             if is_same:
                 reason = "is the input" if source == Path(input_path) else f"is {source}, which belongs to the input"
-                raise UsageError(
-                    f"{path}: {reason} {input_path}: the output must not overwrite it; choose another file"
-                )
+                raise UsageError.of("overwrites-input", path=path, reason=reason, input_path=input_path)
 
 
 def belongings(source: Path) -> list[Path]:

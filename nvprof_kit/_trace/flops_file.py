@@ -55,9 +55,7 @@ def read_flops(path: str | Path) -> FlopsFile:
     if not isinstance(data, dict) or data.get("format") != FLOPS_FORMAT:
         raise CaptureError(f"{path}: not a file of nvprof_kit.count_flops (its format is not {FLOPS_FORMAT!r})")
     if data.get("version") != FLOPS_VERSION:
-        raise CaptureError(
-            f"{path}: version {data.get('version')!r} of the format; this nvprof-kit reads {FLOPS_VERSION}: count again"
-        )
+        raise CaptureError.of("counts-version", path=path, version=data.get("version"), supported=FLOPS_VERSION)
     try:
         return _tables(str(path), data)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -75,11 +73,7 @@ def flops_beside(capture: str | Path) -> Path:
         if not Path(capture).exists():
             raise CaptureError(f"{capture}: no such file")
         name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
-        raise CaptureError(
-            f'{capture}: no {name} next to it; count a step of the program with nvprof_kit.count_flops("{name}"), '
-            "or name the file: --counts FILE; a PyTorch trace recorded with shapes (nvprof-kit record --detail shapes, "
-            "or record_shapes=True) needs none"
-        )
+        raise CaptureError.of("no-counts", capture=capture, name=name)
     return path
 
 

@@ -108,10 +108,8 @@ def check_tables(trace: Trace, path: Path, sources: Mapping[str, str], table_nam
                 raise CaptureError(f"{where}: {backwards} end before they begin; {FILE_DAMAGED}")
             total = float(np.sum(end, dtype=np.float64) - np.sum(start, dtype=np.float64))
             if name == "ops" and total > _EXACT_NS:
-                raise CaptureError(
-                    f"{where}: the durations of {len(start)} rows add up to {total / DAY_NS:,.0f} days, more than the "
-                    f"{_EXACT_NS // DAY_NS} that can be summed exactly; {FILE_DAMAGED}"
-                )
+                days, limit_days = total / DAY_NS, _EXACT_NS // DAY_NS
+                raise CaptureError.of("long-durations", where=where, count=len(start), days=days, limit_days=limit_days)
 
 
 def check_columns(where: str, table: pd.DataFrame, columns: Mapping[str, Column]) -> None:
@@ -166,9 +164,7 @@ def check_time_span(path: str | Path, columns: Iterable[Int64Array]) -> None:
     edges = [(int(times.min()), int(times.max())) for times in columns if len(times)]
     first, last = min((low for low, _ in edges), default=0), max((high for _, high in edges), default=0)
     if last - first > _LONGEST_DAYS * DAY_NS:
-        raise CaptureError(
-            f"{path}: times from {first} to {last} ns, more than {_LONGEST_DAYS} days apart; {FILE_DAMAGED}"
-        )
+        raise CaptureError.of("times-apart", path=path, first=first, last=last, limit_days=_LONGEST_DAYS)
 
 
 def repeated(*keys: Int64Array) -> int:

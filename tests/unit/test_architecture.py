@@ -7,6 +7,7 @@ from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from string import Formatter
 
 import pytest
 from support.cli import execute
@@ -21,7 +22,7 @@ FOUNDATION = {"names", "errors", "issues", "_findings", "_operators", "_toml"}
 READING = FOUNDATION | {"_trace", "_result", "_analysis", "_ranks"}
 MAY_IMPORT = {
     "names": set(),
-    "errors": set(),
+    "errors": {"_toml"},
     "issues": {"_toml"},
     "_findings": {"_toml"},
     "_operators": {"_toml"},
@@ -226,11 +227,18 @@ def test_sql_stays_with_the_tables_it_fills():
     assert {name.split(".")[0] for name in spoken} <= {"_trace"}
 
 
-def test_every_issue_has_a_sentence_and_is_used():
+@pytest.mark.parametrize(("kind", "document"), [("Issue", "issues.toml"), (r"\w+Error", "errors.toml")])
+def test_every_sentence_is_used_and_gets_its_facts(kind, document):
     sources = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
-    sentences = read_toml("nvprof_kit", "issues.toml")
-    assert {*re.findall(r'Issue\.of\(\s*"([^"]+)"', sources)} <= {*sentences}
+    sentences = read_toml("nvprof_kit", document)
     assert [code for code in sentences if f'"{code}"' not in sources] == []
+    for call in [node for node in ast.walk(ast.parse(sources)) if isinstance(node, ast.Call)]:
+        facts = {keyword.arg for keyword in call.keywords} | {"share"}
+        if re.fullmatch(rf"{kind}\.of", ast.unparse(call.func)) and isinstance(call.args[0], ast.Constant):
+            sentence = sentences[call.args[0].value]
+            fields = Formatter().parse(sentence if isinstance(sentence, str) else sentence[1])
+            named = {re.match(r"\w*", field)[0] for _, field, _, _ in fields if field is not None}
+            assert named <= facts or None in facts, call.args[0].value
 
 
 WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]b?[\"']")

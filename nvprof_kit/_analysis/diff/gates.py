@@ -67,10 +67,7 @@ def parse_gate(text: str) -> Gate:
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise UsageError(
-            f"--fail-on {text!r}: needed TARGET:+N%, like step:+5%, phase:backward:+5%, class:gemm:+5%, "
-            "model.layers.*:+10% or 'model.layers.* backward:+10%'"
-        )
+        raise UsageError.of("gate", text=text)
     level = match["level"] or ("step" if match["target"] == "step" else "layer")
     return Gate(text, level, "" if level == "step" else match["target"], float(match["percent"]) / 100)
 
@@ -112,10 +109,7 @@ def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided
         with_phase = rows_of_gate["layer"] + " " + rows_of_gate["phase"]
         rows_of_gate = rows_of_gate[rows_of_gate["layer"].str.match(pattern) | with_phase.str.match(pattern)]
     if not len(rows_of_gate):
-        raise UsageError(
-            f"--fail-on {gate.text!r}: neither capture has such a {gate.level} outside communication; needed one that "
-            "the table has"
-        )
+        raise UsageError.of("gate:absent", text=gate.text, level=gate.level)
     is_significant: Any
     change, at_most, verdict = rows_of_gate["change"], rows_of_gate["at_most"], rows_of_gate["verdict"]
     if assumed:

@@ -68,10 +68,7 @@ def name_replays(trace: Trace, capture: Trace) -> Trace:
     if not replays:
         raise CaptureError(f"{trace.info.path}: no replay of a CUDA graph in it; leave --with {path} out")
     if not len(nodes):
-        raise CaptureError(
-            f"{path}: no capture of a CUDA graph in it, which launches kernels without running them; --with needs the "
-            "PyTorch trace of the graph's capture"
-        )
+        raise CaptureError.of("no-graph-capture", path=path)
     node = _matches(ops, replays, nodes)
     named = node != NONE
     operator = labels(np.append(nodes["operator"].cat.codes, len(nodes["operator"].cat.categories))[node],

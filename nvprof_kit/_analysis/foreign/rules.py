@@ -232,10 +232,7 @@ def parse_rules(text: str, source: str) -> Rules:
     for other in document.get("include", []):
         rules += parse_rules(_preset_text(other), other).rules
     if not rules and not kernels:
-        raise UsageError(
-            f"{source}: no [[rule]] in it; needed at least one with match and layer, phase or step, "
-            "or a [[kernel]] with name, class and match"
-        )
+        raise UsageError.of("no-rules", source=source)
     return Rules(
         title=document.get("title", source),
         sources=tuple(document.get("sources", ())),

@@ -114,10 +114,7 @@ def read_kernels(trace: Trace, attribution: Attribution | None = None) -> Kernel
         CaptureError: The capture lacks the launch parameters of its kernels.
     """
     if any(name not in trace.ops for name in NEEDED):
-        raise CaptureError(
-            f"{trace.info.path}: no launch configurations of kernels (grid, block, registers) in it; needed an "
-            "nsys capture"
-        )
+        raise CaptureError.of("no-launch-configurations", path=trace.info.path)
     attribution = attribution or attribute(trace)
     layer, phase = attribution.owners
     ops = trace.ops.assign(layer=layer, phase=phase, ns=trace.ops["end_ns"] - trace.ops["start_ns"])

@@ -106,11 +106,7 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
     marks, allocations = trace.marks, trace.allocations
     carried, traced = _has_marks(trace), _has_allocations(trace)
     if not carried and not traced:
-        raise CaptureError(
-            f"{trace.info.path}: no memory in this capture; record it with nvprof-kit profile --preset memory, or "
-            "call annotate_model(model, memory=True) in the program, for CUDA's own allocations with nsys profile "
-            "--cuda-memory-usage=true"
-        )
+        raise CaptureError.of("no-memory", path=trace.info.path)
 
     def by_cell(table: pd.DataFrame, row: Int64Array, step: Int64Array, how: Mapping[str, str]) -> pd.DataFrame:
         """Columns of a table together by cell."""

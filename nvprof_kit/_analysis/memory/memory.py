@@ -191,9 +191,7 @@ def _device(snapshot: Snapshot, device: int | None) -> int:
     if device is None:
         return int(reserved.index.to_numpy()[reserved.argmax()]) if len(reserved) else int(devices[0])
     if device not in devices:
-        raise CaptureError(
-            f"{snapshot.path}: nothing of device {device} in it; it has device {', '.join(map(str, devices))}"
-        )
+        raise CaptureError.of("no-device", path=snapshot.path, device=device, devices=", ".join(map(str, devices)))
     return device
 
 

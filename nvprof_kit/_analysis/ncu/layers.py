@@ -193,10 +193,7 @@ def _spread_work(
     """Every launch of a capture, with the mean counters of the measured launches of its signature."""
     result_of = measured_signatures(report, kernels)
     if not any(result_of):
-        raise CaptureError(
-            f"{report.path}: no kernel of it is in {trace.info.path}; needed a measurement of the same program, "
-            "with the same shapes, on the same kind of GPU"
-        )
+        raise CaptureError.of("no-kernel-in-capture", report=report.path, path=trace.info.path)
     signature = np.repeat(range(len(result_of)), [len(results) for results in result_of])
     results = [result for results in result_of for result in results]
     averaged = amounts.iloc[results].groupby(signature).mean().reindex(range(len(result_of)))

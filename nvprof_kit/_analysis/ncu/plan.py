@@ -171,17 +171,12 @@ def plan(
     is_comm = work["kernel_class"] == "comm"
     collectives_ns, work = int(work["ns"][is_comm].sum()), work[~is_comm]
     if not work["ns"].any() and collectives_ns:
-        raise CaptureError(
-            f"{trace.info.path}: every kernel {scope} is a collective's, which ncu cannot replay on one "
-            "rank; measure those with ncu profile --kernel nccl -s communication --rank N"
-        )
+        raise CaptureError.of("only-collectives", path=trace.info.path, scope=scope)
     if not work["ns"].any():
         raise CaptureError(f"{trace.info.path}: no kernel {scope}; see `nvprof-kit layers` for what there is")
     names = list(dict.fromkeys(signature.mangled for signature in signatures if signature.mangled))
     if not names:
-        raise CaptureError(
-            f"{trace.info.path}: no linker names of kernels (column mangledName); needed nsys 2022.4 or newer"
-        )
+        raise CaptureError.of("no-linker-names", path=trace.info.path)
     index_of_name = {name: index for index, name in enumerate(names)}
     name = np.array([index_of_name.get(signature.mangled, -1) for signature in signatures], dtype=np.int64)
     above_limit = None
@@ -194,10 +189,8 @@ def plan(
     weight = amounts[0, :-1]
     chosen = _cover(amounts, name, share)
     if chosen is None:
-        raise UsageError(
-            f"--share {share:g} cannot be reached: kernels that can be measured take "
-            f"{weight[name >= 0].sum() / amounts[0].sum():.2%} of the GPU time {scope}, copies the rest; ask for less"
-        )
+        measurable = weight[name >= 0].sum() / amounts[0].sum()
+        raise UsageError.of("share-not-reached", share=share, measurable=measurable, scope=scope)
     has_time = np.isin(np.arange(len(signatures)), work["signature"][work["ns"] > 0])
     early = kernels.launches[kernels.launches["is_early"]]
     early = early[(np.isin(name, chosen) & has_time)[early["signature"]]]

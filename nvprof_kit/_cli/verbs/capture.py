@@ -109,9 +109,7 @@ def ranks_profile(program: tuple[str, ...], *, output: str = "", ranks: str, **o
         output: Beginning of the reports' names. [default: the program]
     """
     if not program:
-        raise UsageError(
-            "no program to run; needed: torchrun ... --no-python nvprof-kit ranks profile -- python train.py"
-        )
+        raise UsageError.of("no-program")
     rank = choose_rank(ranks)
     environ = {"NVPROF_KIT_RUN_ID": rank.run_id} if rank.run_id else {}
     if rank.is_chosen:

@@ -95,9 +95,7 @@ class count_flops(ContextDecorator):
         try:
             from nvprof_kit._instrument.flops import counter as flop_counter  # noqa: F401
         except ImportError as error:
-            raise ToolError(
-                f"counting needs PyTorch 2.4 or newer and its counter ({error}); pip install torch"
-            ) from None
+            raise ToolError.of("no-flop-counter", error=error) from None
         self.written = None
         self._handled = sys.exc_info()[1]
         self._process = os.getpid()

@@ -72,10 +72,7 @@ class ModelAnnotation(Annotation):
                 self.aliases[name] = self._layer_of[module].path
             elif name not in names:  # a wrapper and its inner module share one name; range the wrapper
                 if module in ranged and model not in session.annotated:  # else the base class raises
-                    raise UsageError(
-                        f"{name} is already ranged, as {ranged[module].path} of another annotated model; "
-                        "annotate the outer model alone, or call remove() on the handle of the other annotation first"
-                    )
+                    raise UsageError.of("ranged-module", name=name, path=ranged[module].path)
                 names.add(name)
                 self._layer_of[module] = Layer(name, backward=backward)
         self.layers = list(self._layer_of.values())
@@ -242,9 +239,7 @@ def annotate_model(
             try:
                 module = top.get_submodule(path)
             except AttributeError:
-                raise UsageError(
-                    f"methods={method!r}: {type(model).__name__} has no module {path}; see named_modules()"
-                ) from None
+                raise UsageError.of("no-module", method=method, model=type(model).__name__, path=path) from None
             handle.hold(instrument_method(module, name))
         if optimizer is not None:
             handle.hold(annotate_optimizer(optimizer))
@@ -266,8 +261,5 @@ def _components(pipeline: Any) -> nn.ModuleDict:
     named = components.items() if isinstance(components, Mapping) else ()
     modules = {name: component for name, component in named if isinstance(component, nn.Module)}
     if not modules:
-        raise UsageError(
-            f"annotate_model takes a torch.nn.Module, or a pipeline with modules in its components, not a "
-            f"{type(pipeline).__name__}; annotate each module by itself"
-        )
+        raise UsageError.of("not-a-model", kind=type(pipeline).__name__)
     return nn.ModuleDict(modules)

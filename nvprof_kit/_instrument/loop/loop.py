@@ -38,14 +38,9 @@ def innermost(optimizer: Any) -> list[Any]:
     inner = getattr(optimizer, "optimizer", None)
     if inner is None or inner is optimizer or not (hasattr(inner, "param_groups") or hasattr(inner, "step")):
         if not callable(getattr(optimizer, "step", None)):
-            raise UsageError(
-                f"{type(optimizer).__name__} is not an optimizer: it has no method step(), and no optimizer inside; "
-                "needed a torch.optim.Optimizer, a wrapper around one, or a list of them"
-            )
+            raise UsageError.of("not-an-optimizer", kind=type(optimizer).__name__)
         if not hasattr(optimizer, "__dict__"):
-            raise UsageError(
-                f"{type(optimizer).__name__} has __slots__, so its step cannot be observed; pass the one inside it"
-            )
+            raise UsageError.of("optimizer-with-slots", kind=type(optimizer).__name__)
         return [optimizer]
     return innermost(inner)
 

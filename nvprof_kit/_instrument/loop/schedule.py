@@ -121,10 +121,7 @@ class Schedule:
         except ValueError:
             numbers = {"": 0}
         if not numbers.keys() <= {field.name for field in fields(cls)}:
-            raise UsageError(
-                f"schedule {text!r} is none of {', '.join(PRESETS)}, no FIRST:END and no list such as "
-                "skip_first=5,wait=0,warmup=1,active=3,repeat=1"
-            )
+            raise UsageError.of("schedule", text=text, presets=", ".join(PRESETS))
         return cls(**numbers)
 
     @classmethod

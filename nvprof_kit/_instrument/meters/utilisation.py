@@ -59,10 +59,7 @@ class Utilisation:
                 import psutil
                 import pynvml
             except ImportError as error:
-                raise ToolError(
-                    f"utilisation needs psutil and nvidia-ml-py ({error.name} is missing); "
-                    'pip install "nvprof-kit[utilisation]"'
-                ) from None
+                raise ToolError.of("no-utilisation", library=error.name) from None
             self._psutil: Any = psutil
             self._nvml: Any = pynvml
         self._interval = max(interval_s, 0.001)

@@ -311,9 +311,7 @@ def _decorate(target: Any, block: Block | BlockOf | None) -> Any:
     from torch import nn
 
     if not issubclass(target, nn.Module):
-        raise UsageError(
-            f"layer_range on class {target.__name__}: only nn.Module classes; decorate its methods instead"
-        )
+        raise UsageError.of("not-a-module-class", name=target.__name__)
     if session.mode == "off":
         return target
     block = block or _number_instances(target)

@@ -98,10 +98,7 @@ class Bounded(io.RawIOBase):
         buffer[: len(data)] = data
         self._given += len(data)
         if self._limit is not None and self._given > self._limit:
-            raise CaptureError(
-                f"{self._named}: it unpacks to more than {self._limit >> 20} MB, more than a capture of its size or "
-                "more than the machine has room for; unpack it yourself if it is what you think"
-            )
+            raise CaptureError.of("too-large", path=self._named, limit_mb=self._limit >> 20)
         return len(data)
 
 

@@ -189,10 +189,7 @@ class _File:
             yield
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             message = str(error).partition("\n")[0].rstrip(".")
-            raise CaptureError(
-                f"{self._named}: {self._path.name} in it is not a whole file ({message}); copy the folder again, or "
-                "export the .nsys-rep again"
-            ) from None
+            raise CaptureError.of("cut-table", path=self._named, table=self._path.name, message=message) from None
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Columns of all rows, many rows at a time."""

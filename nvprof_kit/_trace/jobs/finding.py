@@ -63,9 +63,7 @@ def find_captures(named: Sequence[str | Path]) -> list[Path]:
                 if has_tables(path) or (path.is_file() and _CAPTURE_NAME.fullmatch(path.name))
             )
             if not inside:
-                raise UsageError(
-                    f"{folder}: no capture in it; needed {' '.join(SUFFIXES)} (or .xz of them), or a folder of tables"
-                )
+                raise UsageError.of("no-capture-in-folder", folder=folder, suffixes=" ".join(SUFFIXES))
             by_stem: dict[str, Path] = {}  # of a report and its exports the folder is read, else the SQLite file
             for path in inside:
                 name = path.name.removesuffix(".xz")
@@ -129,9 +127,7 @@ def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, Capt
         device = trace.ops.groupby("pid")["device"].min()
         in_order = enumerate(sorted((int(device[pid]), pid) for pid in busy))
         return {pid: CaptureRank(rank, len(busy), found_by="device") for rank, (_, pid) in in_order}
-    raise CaptureError(
-        f"{path}: its rank is neither in it nor in its name; rename it to …rank3… or pass --rank {path.name}=3"
-    )
+    raise CaptureError.of("no-rank-of-capture", path=path, name=path.name)
 
 
 def of_process(trace: Trace, path: Path, rank: int) -> Trace:

@@ -249,16 +249,13 @@ class Events:
             if key in KINETO_SOURCES.get(category, ()) and key.startswith("args."):
                 count = len(self._columns[category]["name"])
                 if lacking == count and key in _ESSENTIAL:
-                    text = f"no {category} event has {key}, or one that is a number"
-                    raise CaptureError(f"{named}: {text}; record it again")
+                    raise CaptureError.of("no-event-has", path=named, category=category, key=key)
                 facts = {"count": lacking, "total": count, "category": category, "key": key}
                 self.warnings.append(Issue.of("missing-field", lacking / count, **facts))
             elif key == "args" or (key == "cat" and self._columns):
                 self.warnings.append(Issue.of("unreadable-events", events=events))
             else:
-                raise CaptureError(
-                    f"{named}: {events}, or none that can be read; the trace is damaged: record it again"
-                )
+                raise CaptureError.of("damaged-events", path=named, events=events)
 
 
 def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:

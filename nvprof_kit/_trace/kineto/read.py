@@ -51,17 +51,11 @@ def read_kineto(source: Source, request: Request) -> Trace:
     """
     named, optional = source.named, request.optional
     if not {DOMAIN, ""} & {*named_domains(request.domain)}:
-        raise CaptureError(
-            f"{named}: a PyTorch trace has no NVTX domains, so --domain {request.domain!r} cannot be found in it; "
-            "leave --domain out"
-        )
+        raise CaptureError.of("no-domains", path=named, domain=request.domain)
     file = TraceFile(source.path, named)
     events = Events(file.batches(), named, shapes="shapes" in optional)
     if events.process is None:
-        raise CaptureError(
-            f"{named}: a trace without operators, CUDA calls or kernels; record with nvprof_kit.record or "
-            "torch.profiler with CPU (and CUDA) activities"
-        )
+        raise CaptureError.of("empty-trace", path=named)
     has_ours = any(name is not None for name in events.by_name(events.of(ANNOTATIONS), parse_kineto_name))
     if not has_ours:
         optional |= {"name"}  # the names of kernels may have to show the layers

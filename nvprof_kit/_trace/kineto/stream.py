@@ -117,23 +117,14 @@ class TraceFile:
                 self._file = io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="replace")
                 yield from self._trace()
         except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise CaptureError(
-                f"{self._named}: the gzip file is cut off or damaged; record it again or copy it again"
-            ) from None
+            raise CaptureError.of("damaged-gzip", path=self._named) from None
         except json.JSONDecodeError as error:
             at, after = self._before + error.pos, error.doc[error.pos :].strip()
-            text = f"cut off at character {at}: the program ended before the trace was whole; record it again"
-            cut = not after or error.msg.startswith("Unterminated") or (at and _CUT.fullmatch(after))
-            if not cut:
-                text = (
-                    f"damaged at character {at}, {after[:40]!r}: record it again, without stacks if a quote in a name "
-                    "is the cause"
-                )
-            raise CaptureError(f"{self._named}: the JSON is {text}") from None
+            is_cut = not after or error.msg.startswith("Unterminated") or (at and _CUT.fullmatch(after))
+            code = "json:cut" if is_cut else "json:damaged"
+            raise CaptureError.of(code, path=self._named, character=at, text=after[:40]) from None
         except (RecursionError, ValueError) as error:
-            raise CaptureError(
-                f"{self._named}: not readable as JSON ({error}); needed a PyTorch profiler trace"
-            ) from None
+            raise CaptureError.of("not-json", path=self._named, error=error) from None
 
     def _trace(self) -> Iterator[list[Any]]:
         opening = self._next("[{")
@@ -153,15 +144,10 @@ class TraceFile:
                 value = self._value()
                 self.other |= {key: value} if key in _OTHER else {}
         if opening == "{" and not has_events:
-            raise CaptureError(
-                f"{self._named}: JSON, but no trace (no traceEvents); needed what torch.profiler's export_chrome_trace "
-                "writes"
-            )
+            raise CaptureError.of("no-trace-events", path=self._named)
         if self._peek():
-            raise CaptureError(  # of two traces in one file only the first would be read
-                f"{self._named}: more follows at character {self._before + self._at}, after the end of the trace; "
-                "needed one trace in a file: cut it there"
-            )
+            # of two traces in one file only the first would be read
+            raise CaptureError.of("more-after-trace", path=self._named, character=self._before + self._at)
 
     def _events(self) -> Iterator[list[Any]]:
         """The events of a list, after its opening bracket."""

@@ -103,9 +103,7 @@ def _read_page(
         reason = "no row with numbers in ID and Process ID); the file was cut off, or ncu measured no kernel"
         raise _no_result(named, messages, f"a page of ncu without a result ({reason}")
     if repeats := sorted({name for name in header if header.count(name) > 1}):
-        raise CaptureError(
-            f"{named}: the column {repeats[0]} stands there twice, and either could be meant; print it again"
-        )
+        raise CaptureError.of("repeated-column", path=named, column=repeats[0])
     units = next((dict(zip(header, row, strict=True)) for row in reversed(rows) if not row[0]), None)
     unread_lines = [number for number, row in fields if row is None]
     return pd.DataFrame(results, columns=header, dtype=object), units, unread_lines
@@ -115,11 +113,8 @@ def _no_result(named: str, messages: Sequence[tuple[str, ...]], reason: str) -> 
     """The error for a file without a result, by what ncu says in it."""
     errors = [text for kind, text in messages if kind == "ERROR"]
     if any("ERR_NVGPUCTRPERM" in text for text in errors):
-        reason = (
-            "ncu had no permission to read the counters (ERR_NVGPUCTRPERM); run it as root, or set the kernel module's "
-            "option NVreg_RestrictProfilingToAdminUsers=0"
-        )
-    elif errors:
+        return CaptureError.of("no-ncu-permission", path=named)
+    if errors:
         reason = f"ncu failed: {errors[0]}"
     elif any("No kernels were profiled" in text for _, text in messages):
         reason = "ncu measured no kernel; check the names and ranges it was given (an NVTX filter needs --nvtx)"

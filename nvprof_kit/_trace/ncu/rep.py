@@ -40,10 +40,7 @@ def read_rep(path: Path, domain: str, named: str) -> NcuReport:
     elif ncu is not None:
         command = [ncu, "--import", str(path), "--page", "raw", "--csv", "--print-units", "base"]
     else:
-        raise ToolError(
-            f"{named}: reading an .ncu-rep needs the ncu-report package, or ncu on PATH; "
-            'install it with: pip install "nvprof-kit[ncu]"'
-        )
+        raise ToolError.of("no-ncu-reader", path=named)
     options: dict[str, Any] = {"text": True, "errors": "replace", "env": {**os.environ, "LC_ALL": "C"}}
     try:
         process = subprocess.run(command, capture_output=True, check=False, **options)

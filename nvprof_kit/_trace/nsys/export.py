@@ -61,10 +61,7 @@ def open_export(path: Path, named: Path | None = None) -> Database:
 
     db = TableFolder(path, named)
     if "StringIds" in db.tables and not {"META_DATA_EXPORT", "EXPORT_META_DATA"} & {*db.tables}:
-        raise CaptureError(
-            f"{db.named}: only part of an export (no META_DATA_EXPORT in it); copy the whole folder, or export the "
-            ".nsys-rep again"
-        )
+        raise CaptureError.of("part-of-export", path=db.named)
     return db
 
 
@@ -89,10 +86,7 @@ def exported(report: Path, *, beside: Path) -> Path:
             return target
     nsys = shutil.which(os.environ.get("NSYS") or "nsys")
     if nsys is None:
-        raise ToolError(
-            f"{beside}: reading a report needs nsys, and there is none on PATH; run `nsys export --type parquetdir "
-            f"{beside.name}` where nsys is installed and give the folder (--type sqlite before nsys 2023)"
-        )
+        raise ToolError.of("no-nsys", beside=beside, name=beside.name)
     kind, options_of_parts = export_options(nsys)
     for base in bases:
         target = base.with_name(base.name + _ENDINGS[kind])
@@ -112,10 +106,8 @@ def exported(report: Path, *, beside: Path) -> Path:
                 return target
             if error.errno not in _READ_ONLY:
                 raise
-    raise CaptureError(
-        f"{beside}: its export is kept beside it, and neither {stem.parent} nor {cache} is writable; run "
-        f"`nsys export --type {kind} --output FOLDER/{stem.name}{_ENDINGS[kind]} {beside}` and give that"
-    ) from None
+    facts = {"folder": stem.parent, "cache": cache, "kind": kind, "name": stem.name + _ENDINGS[kind]}
+    raise CaptureError.of("export-not-writable", beside=beside, **facts) from None
 
 
 def export_options(nsys: str) -> tuple[str, list[list[str]]]:
@@ -171,10 +163,7 @@ def _is_export_of(target: Path, report: str, named: Path) -> bool:
         return False
     origin = facts.get("EXPORT_PARAM_INPUT_FILE", "")
     if origin not in ("", report, "(scrubbed)"):
-        raise CaptureError(
-            f"{named}: {target.name} beside it is the export of {origin}, not of this report; "
-            "move it away, or name it if it is what you want to read"
-        )
+        raise CaptureError.of("other-export", path=named, export=target.name, origin=origin)
     return True
 
 
@@ -232,16 +221,11 @@ def _run(commands: Sequence[list[str]], report: Path, named: Path) -> None:
     installed = _version(rb".*?(\d+)\.(\d+)\.(\d+)", printed)
     if written_by > installed:
         newer, older = (".".join(map(str, version)) or "of unknown version" for version in (written_by, installed))
-        raise ToolError(
-            f"{named}: the report was written by nsys {newer}, newer than the {older} on PATH; export it with the nsys "
-            "that recorded it, or put a newer nsys on PATH"
-        )
+        raise ToolError.of("newer-nsys", path=named, newer=newer, older=older)
     lines = output.decode("utf-8", "replace").splitlines()
     message = next((line for line in reversed(lines) if "error" in line.lower()), "").strip()
     reason = "it was killed, as where memory ends" if process.returncode == -signal.SIGKILL else "it gave no reason"
-    raise CaptureError(
-        f"{named}: nsys could not export the report ({message[-200:] or reason}); record or copy it again"
-    )
+    raise CaptureError.of("export-failed", path=named, reason=message[-200:] or reason)
 
 
 def _version(pattern: bytes, text: bytes) -> tuple[int, ...]:

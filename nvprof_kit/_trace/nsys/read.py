@@ -71,10 +71,7 @@ def read_nsys(db: Database, request: Request) -> Trace:
     domain, optional = request.domain, {*request.optional}
     written_by_nsys = {"META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", RUNTIME}
     if "StringIds" not in db.tables or written_by_nsys.isdisjoint(db.tables):
-        raise CaptureError(
-            f"{db.named}: {db.kind}, but not an nsys export (no StringIds table); needed the output of `nsys export "
-            f"--type {db.export_type}`"
-        )
+        raise CaptureError.of("no-export", path=db.named, kind=db.kind, export_type=db.export_type)
     check_columns(db, optional)
     check_rows(db, "StringIds")
     check_enums(db)
@@ -171,21 +168,12 @@ def _optional_tables(
 
 def _check_has_domain(db: Database, nvtx: Nvtx, domain: str) -> None:
     if "NVTX_EVENTS" not in db.tables:
-        raise CaptureError(
-            f"{db.named}: no NVTX events: record with `nsys profile --trace=cuda,nvtx`, and call "
-            "nvprof_kit.annotate_model(model) in the program"
-        )
+        raise CaptureError.of("no-ranges", path=db.named)
     if not {"", *nvtx.domain_names} & {*named_domains(domain, nvtx.domain_names)}:
-        raise CaptureError(
-            f"{db.named}: no ranges of the NVTX domain {domain!r} (found: "
-            f"{', '.join(nvtx.domain_names) or 'only the default domain'}); call nvprof_kit.annotate_model(model) in "
-            "the program, or name a domain with --domain, or --rules"
-        )
+        domains = ", ".join(nvtx.domain_names) or "only the default domain"
+        raise CaptureError.of("no-ranges:domain", path=db.named, domain=domain, domains=domains)
     if not nvtx.has_ranges(domain):
-        raise CaptureError(
-            f"{db.named}: the NVTX domain {domain or 'default'!r} has no ranges in this capture; include a step in the "
-            "window, and with nvtx 0.2.12 or newer under nsys 2024.2 or older make the ranges with nvprof_kit"
-        )
+        raise CaptureError.of("no-ranges:window", path=db.named, domain=domain or "default")
 
 
 def _check_joins(db: Database, ranges: Columns, ops: Columns, nodes: Columns, *, has_categories: bool) -> None:

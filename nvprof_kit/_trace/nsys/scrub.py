@@ -115,10 +115,7 @@ def _load(db: sqlite3.Connection, source: Path) -> None:
     for end in ("-wal", "-journal"):
         journal = source.with_name(source.name + end)
         if journal.exists() and journal.stat().st_size:
-            raise CaptureError(
-                f"{source}: {journal.name} beside it holds changes that are not in it yet; let the program that writes "
-                f"it end, or merge them: sqlite3 {source.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"
-            )
+            raise CaptureError.of("unmerged-journal", source=source, journal=journal.name, name=source.name)
     with tempfile.TemporaryDirectory(prefix="nvprof-kit-") as folder:
         plain = Path(folder) / "plain" if source.suffix == ".xz" else source
         if plain != source:
@@ -135,10 +132,7 @@ def _take_out(db: sqlite3.Connection, pattern: re.Pattern[str] | None, source: P
     }
     for table in _NAMED:
         if missing := {"name", "value"} - columns.get(table, {"name", "value"}):
-            raise CaptureError(
-                f"{source}: the table {table} has no column {min(missing)}, so private data in it would stay; export "
-                "the report with a release of nsys that nvprof-kit knows (2021 to 2026)"
-            )
+            raise CaptureError.of("unknown-columns", source=source, table=table, column=min(missing))
     removed: Counter[str] = Counter()
 
     def rewrite(name: str, change: Callable[[str], str]) -> None:
