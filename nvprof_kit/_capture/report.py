@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nvprof_kit.errors import ToolError, UsageError
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import PEAKS_FILE
 
 IsEmpty = Callable[[Path], bool]
@@ -196,11 +197,7 @@ def say_what_nsys_lost(printed: str) -> None:
         if re.search(r"Unknown \w+ API function index", printed):
             cause = "it is older than the program's CUDA and does not know one of its calls"
             events = "the CUDA calls and GPU operations after that call are"
-        say(
-            f"nsys could not import all events of the run: {cause}; {events} missing in the report. Use a newer nsys "
-            "(NSYS=PATH; nvprof-kit doctor says which), or capture a few steps after warm-up (profile --step N, "
-            "--schedule 50:60), where this is rare"
-        )
+        say(Issue.of("import-failed", cause=cause, events=events))
 
 
 def finish_report(
@@ -242,10 +239,7 @@ def finish_report(
     elif not reports:
         say(f"no report: nothing was captured{': ' if absent else ''}{absent}")
     elif empty:
-        say(
-            "nothing was captured: the report has no range and no CUDA call; was the model annotated (annotate_model), "
-            "and did it use the GPU?"
-        )
+        say(Issue.of("nothing-captured"))
     else:
         ending = EXPORTS[export] or ".nsys-rep"
         capture = next((name for name in published if name.endswith(ending)), None)

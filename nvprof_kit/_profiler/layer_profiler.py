@@ -35,6 +35,7 @@ from nvprof_kit._instrument.ranks import claim, mesh_of, rank, rank_folder
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit._profiler.cost import OwnCost, StepClock
 from nvprof_kit.errors import PATH, UsageError, require
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import Category, encodable, step_number
 
 if TYPE_CHECKING:
@@ -242,11 +243,8 @@ class LayerProfiler:
         self._end_step()
         self._windows.__exit__()
         if not self._recorder.seen:
-            warnings.warn(
-                f"LayerProfiler recorded nothing: the loop ended in step {self._windows.step_number}, the schedule is "
-                f"{self._windows.schedule}; call step() at the end of each step",
-                stacklevel=4,
-            )
+            step, schedule = self._windows.step_number, self._windows.schedule
+            warnings.warn(Issue.of("nothing-recorded:profiler", step=step, schedule=schedule), stacklevel=4)
 
     def _begin_step(self) -> None:
         recorded = self._windows.action.records
@@ -359,11 +357,7 @@ class _WindowRecorder(Sink):
             profile = self._read(recorder.path, window)
         layer_kinds = set(profile.kinds["kind"])
         if missing := [encodable(rule) for rule, kind in self._kinds.items() if encodable(kind) not in layer_kinds]:
-            warnings.warn(
-                f"LayerProfiler(kinds=...): no layer that ran matches {', '.join(map(repr, missing))}; needed a "
-                "pattern of a class or of a path in the table of all layers",
-                stacklevel=2,
-            )
+            warnings.warn(Issue.of("no-such-kind", kinds=", ".join(map(repr, missing))), stacklevel=2)
         cost = OwnCost(lengths, self._plain, **self._spent)
         self._spent = dict.fromkeys(self._spent, 0)
         first, last = window.first_step, window.last_step

@@ -27,6 +27,7 @@ from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import mark_rank, rank, world_size
 from nvprof_kit._instrument.session import Backend, Kineto, Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import WINDOW, Category
 
 OnTraceReady = Callable[[Path, Window], object]
@@ -195,11 +196,7 @@ class record(ContextDecorator):
             self._windows.__enter__()
             return self
         if tool_attached():
-            warnings.warn(
-                f"nsys or ncu is attached and CUDA serves one profiler at a time: {self.path.name} is not recorded; "
-                "read the report of nsys or ncu instead, or run without it",
-                stacklevel=2,
-            )
+            warnings.warn(Issue.of("nsight-attached", name=self.path.name), stacklevel=2)
             return self
         if self._profiler is None:
             self.warm_up()
@@ -226,11 +223,7 @@ class record(ContextDecorator):
         if os.getpid() != self._process:
             return
         if not _is_enabled():
-            warnings.warn(
-                f"{self.path.name} is not written: the program's own use of PyTorch's profiler ended the recording, as "
-                "there can be one only; run without it",
-                stacklevel=2,
-            )
+            warnings.warn(Issue.of("profiler-used", name=self.path.name), stacklevel=2)
             return
         with waiting_signals():
             profiler.stop_trace()
@@ -293,11 +286,7 @@ class Traces(Sink):
         """Set up the profiler."""
         outer = running()
         if outer is not None:
-            warnings.warn(
-                f"{outer.path.name} is being recorded already: step {window.first_step} and on are in it, and get no "
-                "trace of their own",
-                stacklevel=4,
-            )
+            warnings.warn(Issue.of("recorded-already", name=outer.path.name, step=window.first_step), stacklevel=4)
             return
         path = Path(self._path or of_rank(_DEFAULT))
         if self._numbered:

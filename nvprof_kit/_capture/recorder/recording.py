@@ -27,6 +27,7 @@ from nvprof_kit._instrument.loop import loop
 from nvprof_kit._instrument.loop.schedule import Window
 from nvprof_kit._instrument.patches import Patch, Untraced, before, instead
 from nvprof_kit.errors import NvprofKitError
+from nvprof_kit.issues import Issue
 
 NOTHING_COUNTED = (
     "nothing was counted: the program ran no second step, or the capture began in it; add --annotate, or mark its "
@@ -189,10 +190,7 @@ class Recording:
         elif self._detail["stacks"] and not self._schedule and not self._began:
             say("no module was called, which is when a recording with stacks begins: nothing was recorded")
         elif self._empty:
-            say(
-                "this process ran nothing of PyTorch: nothing was recorded; of the processes that it starts none is "
-                "recorded"
-            )
+            say(Issue.of("nothing-recorded:process"))
         if awaits_second_step():
             say(NOTHING_COUNTED)
 
@@ -237,10 +235,7 @@ class Recording:
         self._base = self._base or resident
         grown = resident - self._base
         if grown > self._memory_mb * 10**6:
-            say(
-                f"the recording ended after {self._steps} steps, in which the process grew by {grown // 10**6} MB; "
-                "--max-memory sets the limit, --schedule 50:60 records a few steps; the program continues"
-            )
+            say(Issue.of("max-memory", steps=self._steps, grown_mb=grown // 10**6))
             self.end()
 
 

@@ -21,6 +21,7 @@ from nvprof_kit._instrument.ranges.ranges import Range
 from nvprof_kit._instrument.ranks import rank, replacing, world_size
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import FLOPS_FORMAT, FLOPS_VERSION, Category
 
 if TYPE_CHECKING:
@@ -184,11 +185,7 @@ def _write(counter: FlopCounter, path: Path) -> Path:
         path = path.with_name(f"{path.name.removesuffix(tail)}.rank{rank()}{tail}")
     counted_work = document(counter)
     if not counted_work["operators"] and not counted_work["unknown"]:
-        warnings.warn(
-            f"{path.name}: no operator was counted; count a step that runs its operators, not one that replays a CUDA "
-            "graph, on the thread that counts",
-            stacklevel=4,
-        )
+        warnings.warn(Issue.of("nothing-counted:operators", name=path.name), stacklevel=4)
     with replacing(path) as partial:
         partial.write_text(json.dumps(counted_work, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

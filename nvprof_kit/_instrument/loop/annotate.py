@@ -24,6 +24,7 @@ from nvprof_kit._instrument.ranges.ranges import Layer, call_inside, put_around
 from nvprof_kit._instrument.ranks import mark_rank
 from nvprof_kit._instrument.session import Annotation, Read, read_cuda, replace_in_notebook
 from nvprof_kit.errors import UsageError, require
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import layer_index, strip_wrappers
 
 
@@ -90,10 +91,7 @@ class ModelAnnotation(Annotation):
         try:
             self.hold(kernels.hold(self))
         except (ImportError, AttributeError) as error:
-            warnings.warn(
-                f"this PyTorch's compiler cannot range its kernels ({error}); what it compiles is ranged from outside",
-                stacklevel=4,
-            )
+            warnings.warn(Issue.of("no-kernel-ranges", error=error), stacklevel=4)
             return False
         family = Family(dict(zip(self.paths, self.layers, strict=True)), root)
         for layer in self.layers:
@@ -118,13 +116,8 @@ class ModelAnnotation(Annotation):
         layers_have_regions = any(layer_index(path) != -1 for path in regions)
         if len(hidden_layers) > 1 and not (self._has_compiled_parts or self._warned or layers_have_regions):
             self._warned = True
-            warnings.warn(
-                f"torch.compile compiles {len(hidden_layers)} layers into one, so their kernels belong to "
-                f"{', '.join(sorted(regions)) or 'the compiled module'} and to no layer (see inside_compiled). "
-                "To keep the layers, compile each block by itself (for block in model.layers: block.compile()), or "
-                "call annotate_model with compiled_parts=True before the model is compiled",
-                stacklevel=1,
-            )
+            owners = ", ".join(sorted(regions)) or "the compiled module"
+            warnings.warn(Issue.of("compiled-layers", count=len(hidden_layers), owners=owners), stacklevel=1)
         for module, layer in list(self._layer_of.items()):
             for called_module in compiled.called(module):
                 yield put_around(called_module, partial(call_inside, layer))

@@ -27,6 +27,7 @@ from nvprof_kit._instrument.ranges.ranges import put_around
 from nvprof_kit._instrument.ranks import mesh_of, rank_folder
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, UsageError, require
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import encodable
 
 
@@ -155,17 +156,9 @@ class MemoryProfiler:
         if not writes or saved is None:
             return
         if self._step and not self._has_seen_forward:
-            warnings.warn(
-                "MemoryProfiler saw no forward of the model it was given, so activations are missing: profile what the "
-                "program calls (the result of torch.compile or of a wrapper), not what is inside",
-                stacklevel=2,
-            )
+            warnings.warn(Issue.of("no-forward"), stacklevel=2)
         if saved.hidden:
-            warnings.warn(
-                f"MemoryProfiler could not see what autograd keeps in {', '.join(sorted(saved.hidden)[:3])}: its "
-                "forward ran under other hooks (save_on_cpu) or on another thread; activations there are missing",
-                stacklevel=2,
-            )
+            warnings.warn(Issue.of("hidden-activations", layers=", ".join(sorted(saved.hidden)[:3])), stacklevel=2)
         try:
             if self.boundaries:
                 files.write_calls(self.folder, self.boundaries)
