@@ -13,6 +13,7 @@ import pytest
 from support.cli import execute
 from support.data import DATA
 
+from nvprof_kit._findings import RULES
 from nvprof_kit._toml import read_toml
 
 PACKAGE = Path(__file__).parents[2] / "nvprof_kit"
@@ -239,6 +240,17 @@ def test_every_sentence_is_used_and_gets_its_facts(kind, document):
             fields = Formatter().parse(sentence if isinstance(sentence, str) else sentence[1])
             named = {re.match(r"\w*", field)[0] for _, field, _, _ in fields if field is not None}
             assert named <= facts or None in facts, call.args[0].value
+
+
+def test_every_case_of_advise_has_its_texts_and_is_used():
+    files = [path for path in FILES if module_name(path).startswith("_analysis.advise.")]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    texts = read_toml("nvprof_kit._analysis.advise", "findings.toml")
+    assert {*re.findall(r'"([a-z-]+:[^ "{][^"{]*)"', sources)} <= {*texts}
+    for name in texts:
+        rule, _, case = name.partition(":")
+        assert {*texts.get(rule, {}), *texts[name]} == {"title", "fix", "refuted_by"}, name
+        assert rule in RULES and (f'"{name}"' in sources or (f'"{case}"' in sources and f'"{rule}:{{' in sources)), name
 
 
 WRITES = re.compile(r"write_text\(|write_bytes\(|savefig\(|open\([^)]*[\"'][wax]b?[\"']")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nvprof_kit._analysis.advise.program import Program, at, share
+from nvprof_kit._analysis.advise.findings import share
+from nvprof_kit._analysis.advise.program import Program, at
 from nvprof_kit._analysis.advise.replay import matching
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import LAYER_PHASES
@@ -53,24 +54,16 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     )
     if waiting_ns:
         evidence += f"; {program.ms(waiting_ns)} more may be waiting for other ranks"
-    title = "Exposed communication"
-    fix = "use smaller or earlier buckets (bucket_cap_mb), or prefetch the next layer's shards"
     kernels, collectives, stream = program.kernels, _collectives(program), ["lane", "stream"]
     computing = kernels[kernels["kernel_class"] != "comm"].groupby(stream).size()
     is_shared = collectives.set_index(stream).index.isin(computing.index[computing > 1])
     shares_stream = 2 * collectives["ns"][is_shared].sum() > collectives["ns"].sum()
     if in_turns or shares_stream:
         evidence += f"; {share(moving_ns - alone_ns, moving_ns)} of the transfer time is overlapped by compute"
+    cases = ["exposed-collectives:in turns"] if in_turns else ["exposed-collectives"]
     if shares_stream:
-        title = "Communication and compute share a stream"
+        cases = ["exposed-collectives:one stream"]
         evidence += "; the collectives run on the stream that computes, where nothing can overlap them"
-        fix = "issue collectives on a stream of their own (async_op=True), and wait where their result is used"
-    elif in_turns:
-        title = "Communication and compute do not overlap"
-        fix = (
-            "launch collectives asynchronously on their own stream, or let DDP or FSDP do it (without "
-            "find_unused_parameters, and with no synchronization in between)"
-        )
     passes, saves = repeated_passes(program), alone_ns
     if program.mode == "training" and (in_turns or shares_stream):
         saves -= round(SLOWS * alone_ns)
@@ -78,24 +71,16 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         buffers = kernels[matching(kernels["phase"], LAYER_PHASES) & matching(kernels["name"], _BUFFERS)]
         saves = round((alone_ns + SLOWS * (comm_ns - exposed_ns)) * (1 - 1 / passes))
         saves += program.without_ns(buffers, 1 / passes, 1 / passes)
-        title = "Gradients are reduced, or shards gathered, in each pass"
+        cases.append("exposed-collectives:passes")
         evidence += f"; {passes:.1f} times in a step the same gradients are reduced or shards gathered"
         evidence += "; with what they slow beside them" + ", and copies into their buffers and out" * bool(len(buffers))
         evidence += f", {program.shorter(saves)}"
-        fix = "reduce in the last backward pass alone: model.no_sync() (FSDP: set_requires_gradient_sync(False)); keep "
-        fix += "what was gathered until then: reshard_after_forward=False, wrap blocks and not their parts"
-    refuted_by = "the collectives take as long by themselves (nccl-tests), or get shorter with a faster slowest rank"
     if program.mode != "training":
-        title = "All-reduces of tensor parallelism" if str(worst["collective"]).lower() == "allreduce" else title
-        fix = (
-            "each layer needs the result at once, so nothing hides it: use the engine's own or fused all-reduce "
-            "(one-shot over NVLink, in the switch), fewer ranks of tensor parallelism, or more tokens per step"
-        )
-        refuted_by = "one rank less of tensor parallelism makes the step no shorter"
-    yield program.finding_in_ops(
-        "exposed-collectives", title, evidence, _collectives(program, worst), saves=saves, fix=fix,
-        confidence="low" if rows["bytes"].isna().any() or waiting_ns > alone_ns else "medium", refuted_by=refuted_by,
-    )  # fmt: skip
+        cases.append("exposed-collectives:serving")
+        if str(worst["collective"]).lower() == "allreduce":
+            cases.append("exposed-collectives:all-reduce")
+    confidence = "low" if rows["bytes"].isna().any() or waiting_ns > alone_ns else "medium"
+    yield program.finding_in_ops(cases, evidence, _collectives(program, worst), saves=saves, confidence=confidence)
 
 
 def _waiting_ns(program: Program) -> int:
@@ -154,12 +139,7 @@ def rank_waits(program: Program) -> Iterator[Finding]:
         )
         if saves > waiting_ns:
             evidence += f"; others run late and exposed behind one that waits: {program.shorter(saves)} without"
-        yield program.finding_in_ops(
-            "rank-wait", "This rank may be waiting for others", evidence, _collectives(program, worst),
-            saves=saves,
-            fix="find the slowest rank with nvprof-kit ranks, or advise, on the captures of all ranks; fix it there",
-            refuted_by="the other ranks' collectives take as long in these steps",
-        )  # fmt: skip
+        yield program.finding_in_ops("rank-wait", evidence, _collectives(program, worst), saves=saves)
 
 
 def slowest_first(program: Program, slowest: Finding, findings: list[Finding]) -> list[Finding]:

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.advise.comm_rules import SLOWS
+from nvprof_kit._analysis.advise.findings import share, size
 from nvprof_kit._analysis.advise.program import (
     BLOCK,
     CHAIN_LENGTH,
     DOUBLE,
     FEW_TOKENS_NS,
-    FIXES,
     LARGE_TILE,
     MANY_PARAMETERS,
     POINTWISE,
@@ -26,8 +26,6 @@ from nvprof_kit._analysis.advise.program import (
     costliest,
     kinds,
     placed,
-    share,
-    size,
     smallest_side,
 )
 from nvprof_kit._analysis.advise.replay import READS, matching
@@ -122,20 +120,14 @@ def copies(program: Program) -> Iterator[Finding]:
         is_busy = matching(program.gaps_at_copies["cause"], ("unknown", "python", "off_cpu"))
         busy_ns = program.gaps_at_copies["idle_ns"][is_busy].sum()
         is_wait = way == "DtoH" and is_number and saves > 2 * max(exposed_ns, busy_ns)
-        costs = "numbers" if is_wait else way
         if way == "HtoD" and (is_number or is_work):
-            costs = "new numbers" if is_number else "work"
-        title = "The host works beside copies" if is_work else "Blocking copies"
+            way = "HtoD of numbers" if is_number else "HtoD of work"
+        cases = ["copies:work" if is_work else "copies"]
+        if way:
+            cases.append(f"copies:{way}")
         yield program.finding_in_ops(
-            "sync" if is_wait else "copies", "The host waits for numbers" if is_wait else title, evidence,
-            _moves_of(worst.to_frame().T, moves), saves=saves,
-            fix=FIXES["copies"][costs],
+            "sync:numbers" if is_wait else cases, evidence, _moves_of(worst.to_frame().T, moves), saves=saves,
             confidence="low" if program.has_stacks and (is_work or is_wait) else "medium" if is_work else "high",
-            refuted_by="the GPU idles as long without these numbers"
-            if is_wait
-            else "the GPU idles as long without that work"
-            if is_work
-            else "the copies take as long from pinned memory, or on a stream of their own, and overlap with nothing",
         )  # fmt: skip
     pinned = rows[(rows["memory"] == "pinned") & ~blocks & (rows["exposed_ns"] > 0)]
     exposed_ns = min(int(pinned["exposed_ns"].sum()), program.busy_ns(moves))
@@ -149,11 +141,8 @@ def copies(program: Program) -> Iterator[Finding]:
             f"{worst['gb_per_s']:.1f} GB/s"
         )
         yield program.finding_in_ops(
-            "copies", "Copies that nothing hides", evidence, _moves_of(worst.to_frame().T, moves), saves=exposed_ns,
-            fix="copy what the next layer needs on a stream of its own while this one computes, or keep more of it on "
-            "the GPU",
-            confidence="high", refuted_by="the step takes as long with these tensors kept on the GPU",
-        )  # fmt: skip
+            "copies:pinned", evidence, _moves_of(worst.to_frame().T, moves), saves=exposed_ns, confidence="high"
+        )
 
 
 def _moves_of(rows: pd.DataFrame, moves: pd.DataFrame) -> pd.DataFrame:
@@ -191,14 +180,14 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     if len(storms) > 1:
         evidence += f"; the same in {len(storms) - 1} other places, {program.ms(storms['small_ns'].iloc[1:].sum())}"
     between_waits_ns = program.gaps_between(program.waits)["idle_ns"].sum()
-    optimizer = phase == "optimizer" or (short["kernel_class"] == "optimizer").any()
-    saves = program.without_ns(short)
+    is_optimizer, saves = (
+        phase == "optimizer" or (short["kernel_class"] == "optimizer").any(),
+        program.without_ns(short),
+    )
     yield program.finding_in_ops(
-        "small-kernels", "Many small kernels", evidence + program.with_launches(short, saves), at(short, layer, phase),
-        saves=saves,
-        fix="a fused optimizer (fused=True or foreach=True), " * bool(optimizer)
-        + "torch.compile, a CUDA graph, or a fused kernel for this layer",
-        confidence="medium" if waits else "low", refuted_by="a fused kernel takes as long as all of them together",
+        "small-kernels:optimizer" if is_optimizer else "small-kernels",
+        evidence + program.with_launches(short, saves), at(short, layer, phase), saves=saves,
+        confidence="medium" if waits else "low",
         symptom_of="sync" if waits and 2 * between_waits_ns > program.idle_ns("launch", "unknown") else "launch",
     )  # fmt: skip
 
@@ -243,33 +232,19 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
         longest = length.max()
         is_long = length >= min(CHAIN_LENGTH, longest)
         what = f"{program.number(len(few(run[is_long])), 'chain')} of {length[is_long].min()} or more such kernels"
-        title, longest_text = "Chains of small memory-bound kernels", f"; the longest has {longest} kernels"
-        refuted_by = "torch.compile on that layer leaves as many kernels, or makes it no faster"
+        cases, longest_text = ["unfused-chains"], f"; the longest has {longest} kernels"
         if is_pass.any():
-            refuted_by = "they work on new tokens alone, or a kernel that reads what they read takes as much longer"
             what = f"{program.number(len(same), 'kernel')} that take too long to work on new tokens alone"
-            title, longest_text = "Each decoding step passes over weights or a cache", ""
+            cases, longest_text = ["unfused-chains:past"], ""
+        elif layer == NO_LAYER:
+            cases = ["unfused-chains:outside"]
+        if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum():
+            cases.append("unfused-chains:layout")
         evidence = (
             f"{what}, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}"
             f"{longest_text}{program.with_launches(same, saves)}"
         )
-        fix = "use torch.compile, which fuses them, or a fused norm, rotary embedding or activation from a library"
-        if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum():
-            fix = (
-                "keep the model and its input in memory_format=torch.channels_last: many of them change the layout "
-                f"around convolutions; then {fix}"
-            )
-        elif is_pass.any():
-            fix = (
-                "read weights and caches as they are, by a kernel that converts them, keep them in the dtype of the "
-                "activations, and write only new tokens into a cache"
-            )
-        elif layer == NO_LAYER:
-            fix = "compile this function, do for all at once what a loop does one by one (torch._foreach_*), or do it "
-            fix += "every N steps"
-        yield program.finding_in_ops(
-            "unfused-chains", title, evidence, same, fix=fix, saves=saves, refuted_by=refuted_by,
-        )  # fmt: skip
+        yield program.finding_in_ops(cases, evidence, same, saves=saves)
 
 
 def _parts(chains: pd.DataFrame, runs: pd.Series[int]) -> Any:
@@ -333,14 +308,9 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
             f"{f'; casts of their gradients take {program.ms(program.busy_ns(back))}' if len(back) else ''}"
             f"{program.with_launches(both, saves)}"
         )
-        yield program.finding_in_ops(
-            "tensor-copies", "Tensors are copied on the GPU", evidence, same, saves=saves,
-            fix="keep the model and its input in memory_format=torch.channels_last"
-            if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum()
-            else "avoid contiguous(), cat, repeat_interleave, gathering by an index and casts: use views, enable_gqa, "
-            "a cache that is written in place, one dtype",
-            refuted_by="a kernel that reads the tensors as they are is slower by as much",
-        )  # fmt: skip
+        layout_ns = same["ns"][matching(same["name"], _LAYOUT)].sum()
+        case = "tensor-copies:layout" if layout_ns >= LAYOUT_SHARE * same["ns"].sum() else "tensor-copies"
+        yield program.finding_in_ops(case, evidence, same, saves=saves)
 
 
 def fp32_gemms(program: Program) -> Iterator[Finding]:
@@ -381,17 +351,15 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     is_left = both.index.isin(products.index)  # and launched, unlike the casts
     saves = min(saves, program.without_ns(both, np.where(is_left, 1 - share_saved, 0), is_left))
     layer, phase = costliest(products, "ns")
-    dtype = "TF32" if 2 * ops["ns"][is_fp32 & is_tf32].sum() > products["ns"].sum() else "fp32"
+    is_mostly_tf32 = 2 * ops["ns"][is_fp32 & is_tf32].sum() > products["ns"].sum()
+    case = "fp32-gemms:TF32" if is_mostly_tf32 else "fp32-gemms"
     longest = at(products, layer, phase).nlargest(1, "ns")
     evidence = (
         f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
         f"{longest['name'].iloc[0][:70]}"
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
-    yield program.finding_in_ops(
-        "fp32-gemms", f"Matrix products in {dtype}", evidence, products, saves=saves, fix=FIXES["products"][dtype],
-        confidence="high", refuted_by="the program needs numbers of that precision there",
-    )  # fmt: skip
+    yield program.finding_in_ops(case, evidence, products, saves=saves, confidence="high")
 
 
 def double_precision(program: Program) -> Iterator[Finding]:
@@ -412,13 +380,8 @@ def double_precision(program: Program) -> Iterator[Finding]:
         f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
         f"{program.ms(kernels['ns'][is_cast].sum())}"
     )
-    yield program.finding_in_ops(
-        "double-precision", "Kernels in double precision", evidence, kernels, confidence="high",
-        saves=min(saves, program.without_ns(kernels, 1 - saves / max(program.busy_ns(kernels), 1), 1)),
-        fix="look for torch.float64, NumPy arrays and Python lists of floats that became tensors, and .double(); "
-        "compute in the activations' dtype, or in float32",
-        refuted_by="the program needs double precision there",
-    )  # fmt: skip
+    saves = min(saves, program.without_ns(kernels, 1 - saves / max(program.busy_ns(kernels), 1), 1))
+    yield program.finding_in_ops("double-precision", evidence, kernels, saves=saves, confidence="high")
 
 
 def unfused_attention(program: Program) -> Iterator[Finding]:
@@ -444,23 +407,12 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
             f"{program.of_wall(program.busy_ns(masks))} in kernels that make a mask before fused attention{half}, in "
             f"{plural(masks['layer'].nunique(), 'layer')}{program.with_launches(masks, saves - half_ns)}"
         )
-        yield program.finding_in_ops(
-            "unfused-attention", "A mask is made in each attention", evidence, masks, saves=saves,
-            fix="make the mask once per step and pass it to all layers, or is_causal=True, which needs none and lets "
-            "the faster kernels run",
-            refuted_by="the masks of the layers differ, or hide more than later tokens",
-        )  # fmt: skip
+        yield program.finding_in_ops("unfused-attention:mask", evidence, masks, saves=saves)
     slow = ops[matching(ops["name"], _SLOW_ATTENTION) & ~matching(ops["layer"], {*masks["layer"].unique()})]
     saves = program.without_ns(slow, SLOW_PART, 1) if len(slow) and not program.may_decode else 0
     if saves and saves >= COPIES_SHARE * program.wall_ns:
-        yield program.finding_in_ops(
-            "unfused-attention", "Attention runs in memory-efficient kernels",
-            f"{program.of_wall(program.busy_ns(slow))} in kernels such as {slow['name'].iloc[0][:60]}", slow,
-            saves=saves,
-            fix="let flash or cuDNN attention run: is_causal=True or lengths (varlen) instead of a mask of numbers, "
-            "heads of a multiple of 8, no sdpa_kernel(EFFICIENT_ATTENTION)",
-            refuted_by="the mask or the heads' size is one that the other kernels do not take",
-        )  # fmt: skip
+        evidence = f"{program.of_wall(program.busy_ns(slow))} in kernels such as {slow['name'].iloc[0][:60]}"
+        yield program.finding_in_ops("unfused-attention:slow", evidence, slow, saves=saves)
     if not len(scores):
         return
     light, saves = scores[scores["gpu"] == 0], program.without_ns(scores, scores["gpu"], scores["gpu"])
@@ -472,11 +424,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
         f"{plural(scores['layer'].nunique(), 'layer')}; most in {layer} {phase}: {program.ms(scores_ns)}"
         f"{program.with_launches(light, saves - half_ns)}"
     )
-    yield program.finding_in_ops(
-        "unfused-attention", "Attention is not fused", evidence, light, saves=saves, confidence="high",
-        fix="use fused attention: attn_implementation='sdpa' or 'flash_attention_2', scaled_dot_product_attention",
-        refuted_by="fused attention takes as long in these layers",
-    )  # fmt: skip
+    yield program.finding_in_ops("unfused-attention", evidence, light, saves=saves, confidence="high")
 
 
 def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
@@ -518,13 +466,7 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     if is_large.any():
         name = str(kernels["name"][is_large].iloc[0])
         evidence += f"; its product, {name[:60]}, has tiles for many rows and takes as long as the long ones of a block"
-    yield program.finding_in_ops(
-        "logits", "Logits of all tokens", evidence, heads, saves=saves,
-        fix="compute the logits of each sequence's last token only (logits_to_keep=1 in transformers), and keep them "
-        "in bf16",
-        refuted_by="the program needs the logits of every token, as scoring does; or the head has a row per sequence "
-        "or patch",
-    )  # fmt: skip
+    yield program.finding_in_ops("logits", evidence, heads, saves=saves)
 
 
 def optimizer_loop(program: Program) -> Iterator[Finding]:
@@ -544,11 +486,7 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
         f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
         f"{program.with_launches(kernels, saves)}"
     )
-    yield program.finding_in_ops(
-        "optimizer-loop", "The optimizer runs kernels for each parameter", evidence, kernels, saves=saves,
-        fix="use fused=True or foreach=True, or an optimizer of a library with fused kernels",
-        refuted_by="the optimizer is fused already, and most of these kernels are not its own",
-    )  # fmt: skip
+    yield program.finding_in_ops("optimizer-loop", evidence, kernels, saves=saves)
 
 
 def recompute(program: Program) -> Iterator[Finding]:
@@ -567,12 +505,8 @@ def recompute(program: Program) -> Iterator[Finding]:
         f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
         f"{program.with_launches(ops, saves)}"
     )
-    yield program.finding_in_ops(
-        "recompute", "Recomputed activations", evidence, ops, saves=saves,
-        confidence="high" if saves <= 2 * program.busy_ns(ops) else "medium",
-        fix="checkpoint fewer layers, or only what is cheap to compute and large to keep, if memory allows",
-        refuted_by="without checkpointing the model does not fit",
-    )  # fmt: skip
+    confidence = "high" if saves <= 2 * program.busy_ns(ops) else "medium"
+    yield program.finding_in_ops("recompute", evidence, ops, saves=saves, confidence=confidence)
 
 
 def outlier_layers(program: Program) -> Iterator[Finding]:
@@ -617,14 +551,9 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
         if len(places) > 1:
             slower = ", ".join(f"{row.layer} {row.phase}" for row in places.iloc[1:5].itertuples())
             evidence += f"; {block} also takes longer in {len(places) - 1} more: {slower}"
-        yield program.finding_in_ops(
-            "outlier-layer", "A layer slower than its peers", evidence,
-            at(of_block, worst["layer"], worst["phase"]),
-            saves=min(int(places["excess_ns"].sum()), program.busy_ns(of_block)), confidence="high",
-            fix="compare its kernels with those of a peer (nvprof-kit summary --view kernel --by step): look for a "
-            "different shape, dtype or algorithm",
-            refuted_by="the layer is meant to be larger than its peers",
-        )  # fmt: skip
+        saves = min(int(places["excess_ns"].sum()), program.busy_ns(of_block))
+        in_worst = at(of_block, worst["layer"], worst["phase"])
+        yield program.finding_in_ops("outlier-layer", evidence, in_worst, saves=saves, confidence="high")
 
 
 def _unusual_ns(times: pd.Series[Any]) -> float:
@@ -649,11 +578,7 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
             f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
             f"{ops['name'].iloc[int(ops['ns'].argmax())][:80]}"
         )
-        yield program.finding_in_ops(
-            "far-from-limit", "Matrix products of unaligned sizes", evidence, ops, saves=saves,
-            fix="pad the side that is no multiple of 8, such as a vocabulary, to one of 64", confidence="high",
-            refuted_by="the padded product runs in a kernel of the same name",
-        )  # fmt: skip
+        yield program.finding_in_ops("far-from-limit:unaligned", evidence, ops, saves=saves, confidence="high")
     if program.limits is None:
         return
     of_kinds = program.limits.kinds()
@@ -669,12 +594,8 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
             f"{program.ms(row['limit_ns'])} for their operators ({share(row['limit_ns'], row['gpu_busy_ns'])}), "
             f"limited by {row['bound']}; their kernels: {slow}"
         )
+        case = "far-from-limit:memory" if row["bound"] == "memory" else "far-from-limit"
         yield program.finding_in_ops(
-            "far-from-limit", f"{row['kind']} {row['phase']} is far from its limit", evidence,
-            ops[ops["layer"] == row["layer"]], saves=row["excess_ns"], confidence="low",
-            fix="let fewer kernels pass over its memory: torch.compile, or a fused kernel from a library"
-            if row["bound"] == "memory"
-            else "look at those kernels: a wider or aligned shape, a lower precision, another attention backend, "
-            "or what runs beside the products in one kernel with them",
-            refuted_by="the step was counted on another input than was captured, or the fused layer is no faster",
+            case, evidence, ops[ops["layer"] == row["layer"]], saves=row["excess_ns"], confidence="low",
+            place=f"{row['kind']} {row['phase']}",
         )  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from nvprof_kit._analysis.advise.findings import TEXTS, finding_of, ms
 from nvprof_kit._analysis.advise.program import (
-    FIXES,
     FUSED,
     SIBLINGS,
     STEPS_TO_JUDGE,
@@ -19,7 +19,6 @@ from nvprof_kit._analysis.advise.program import (
     at,
     costliest,
     kinds,
-    ms,
     placed,
 )
 from nvprof_kit._analysis.advise.replay import READS, matching
@@ -44,12 +43,6 @@ CALLS_OF_WARM_UP = 4
 """Without steps, a layer that loads in more of its calls does so for each shape, not only in prefill and at first."""
 UNSTABLE = 1.2
 _EXPERTS = re.compile(r"expert|(^|\.|_)moe|MoE|router", re.IGNORECASE)
-
-
-_LOOP_FIX = (
-    "do for all at once what a loop over parameters, tokens or sequences does one by one (torch._foreach_*, an index "
-    "for all of them), do it every N steps, or compile that function"
-)
 
 
 def launch(program: Program) -> Iterator[Finding]:
@@ -83,18 +76,14 @@ def launch(program: Program) -> Iterator[Finding]:
         confidence = "medium" if saves_ns >= likely * program.wall_ns else "low"
         notes.append("the profiler makes the host slower: compare the step's time without it")
     idle, in_loop = _launch_idle(program, busy_gaps)
-    of_both = f"; part of {program.ms(idle['idle_ns'].sum())} in layers and outside" * bool(in_loop.any())
-    fix, refuted_by = _launch_fix(program)
-    for rows, title, advice, refutation in (
-        (idle[in_loop], "Kernels outside the layers are launched one by one", _LOOP_FIX, "it stays as it is"),
-        (idle[~in_loop], "The GPU waits for the host to launch", fix, refuted_by),
-    ):
+    note = "".join(f"; {text}" for text in notes)
+    if notes and in_loop.any():
+        note = f"; part of {program.ms(idle['idle_ns'].sum())} in layers and outside{note}"
+    case, facts = _launch_case(program)
+    for cases, rows in (("launch:loop", idle[in_loop]), (case, idle[~in_loop])):
         if rows["idle_ns"].sum():
-            yield program.finding_in_idle(
-                "launch", title, rows, fix=advice, refuted_by=refutation, confidence=confidence,
-                saves=saves_ns * (rows["idle_ns"].sum() / idle["idle_ns"].sum()),
-                note=of_both * bool(notes) + "".join(f"; {note}" for note in notes),
-            )  # fmt: skip
+            saves = saves_ns * (rows["idle_ns"].sum() / idle["idle_ns"].sum())
+            yield program.finding_in_idle(cases, rows, note=note, saves=saves, confidence=confidence, **facts)
 
 
 def _launch_savings(program: Program, busy_gaps: pd.DataFrame) -> tuple[int, list[str]]:
@@ -150,9 +139,9 @@ def _outside_layers(rows: pd.DataFrame) -> pd.Series[bool]:
     return (rows["layer"] == NO_LAYER) & (rows["phase"] != "optimizer")
 
 
-def _launch_fix(program: Program) -> tuple[str, str]:
-    """How to launch earlier, or less often, and what refutes it."""
-    ops, refuted_by = program.ops, "the step takes twice as long with twice the batch"
+def _launch_case(program: Program) -> tuple[str, dict[str, str]]:
+    """The case of `launch` that says how to launch earlier, or less often, with the facts that it names."""
+    ops = program.ops
     in_layers = matching(ops["phase"], ("forward", "recompute", "backward")) & (ops["layer"] != NO_LAYER)
     read_backs = ops[in_layers & matching(ops["name"], READS)]
     if len(read_backs):
@@ -162,22 +151,12 @@ def _launch_fix(program: Program) -> tuple[str, str]:
         copy = f" and {more} other place{'s' * (more > 1)} copy" if more else " copies"
         has_experts = (ops["kernel_class"] == "experts").any() or matching(ops["layer"], _EXPERTS).any()
         split = " give every expert or branch a fixed size first, or" if has_experts else ""
-        return (
-            f"{layer} {phase}{copy} data to the host, as nonzero(), item() and masks used as indices do: a CUDA graph "
-            f"cannot capture this part of the step;{split} capture only the layers without such copies, or give each "
-            "launch more work (batch size)",
-            refuted_by,
-        )
+        return "launch:copies", {"places": f"{layer} {phase}{copy}", "split": split}
     if program.replays_graphs:
-        fix = "put more of the step into the CUDA graphs that it replays, or give each replay more work (batch size)"
-    else:
-        sharded = {"AllGather", "ReduceScatter"} <= set(program.times.communication["collective"])
-        fix = FIXES["launch"].get(
-            "sharded training" if sharded and program.mode == "training" else program.mode, FIXES["launch"]["training"]
-        )
-    if "CUDA graph" in fix:
-        refuted_by = f"the step is no faster in a CUDA graph, or {refuted_by.removeprefix('the step ')}"
-    return fix, refuted_by
+        return "launch:replays", {}
+    is_sharded = {"AllGather", "ReduceScatter"} <= set(program.times.communication["collective"])
+    mode = "sharded training" if is_sharded and program.mode == "training" else program.mode
+    return f"launch:{mode}" if f"launch:{mode}" in TEXTS else "launch", {}
 
 
 def slow_host_in_layer(program: Program) -> Iterator[Finding]:
@@ -215,12 +194,9 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
             f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
             f"{ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like it"
         )
-        yield Finding(
-            "slow-host-layer", "The host is slower in a layer than in its peers", evidence, worst["layer"],
-            worst["phase"], int(longest["start_ns"]), int(longest["start_ns"] + longest["idle_ns"]),
-            int(worst["excess"]) * len(steps), "look at the Python code of this layer: hooks, sleeps, locks, logging, "
-            "data prepared there, or many small operations; move it out of the layer or fuse it", "high",
-            "the layer is meant to do more than its peers",
+        yield finding_of(
+            "slow-host-layer", evidence, (worst["layer"], worst["phase"]), (longest["start_ns"], longest["idle_ns"]),
+            int(worst["excess"]) * len(steps),
         )  # fmt: skip
 
 
@@ -299,19 +275,12 @@ def sync(program: Program) -> Iterator[Finding]:
                 f"{'steps' if program.choice.count else 'capture'} {program.ms(saves)} longer{program.per_step}"
             )
         copies = "copies to and from pageable memory, " if "Memcpy" in worst["call"] else ""
-        fix = f"remove {copies}.item(), .cpu(), print(loss), torch.cuda.synchronize() from the {away}"
-        title, refuted_by = f"The host waits for the GPU{within}", "the idle time remains when the call is removed"
-        if of == "call":
-            title = f"The host waits for the GPU in many places{within}"
-            anomaly = "torch.autograd.set_detect_anomaly and " * (program.mode == "training")
-            fix = f"turn off {anomaly}hooks that check values in every layer; {fix}"
-        if of == "launch":
-            title, refuted_by = "Every launch waits for its kernel", "launches wait with CUDA_LAUNCH_BLOCKING unset too"
-            fix = "unset CUDA_LAUNCH_BLOCKING, and run without a debugger or sanitizer that makes launches wait"
-        start = int(gaps["start_ns"].iloc[int(worst["gap"])])
-        yield Finding(
-            "sync", title, evidence, layer, phase, start, start + int(worst["lost_ns"]), saves, fix,
-            "medium" if is_late and of != "launch" else "high", refuted_by,
+        anomaly = "torch.autograd.set_detect_anomaly and " * (program.mode == "training")
+        case = {"place": "sync", "call": "sync:places", "launch": "sync:launch"}[of]
+        confidence = "medium" if is_late and of != "launch" else "high"
+        yield finding_of(
+            case, evidence, (layer, phase), (gaps["start_ns"].iloc[int(worst["gap"])], worst["lost_ns"]), saves,
+            confidence=confidence, within=within, away=away, copies=copies, anomaly=anomaly,
         )  # fmt: skip
 
 
@@ -322,11 +291,7 @@ def dataloader(program: Program) -> Iterator[Finding]:
     """
     rows = program.idle("dataloader")
     if len(rows):
-        yield program.finding_in_idle(
-            "dataloader", "The GPU waits for data", rows, saves=program.loading_ns,
-            fix="use more DataLoader workers, prefetch_factor, persistent_workers, or preprocess the data offline",
-            refuted_by="the step takes as long when it reuses one batch",
-        )  # fmt: skip
+        yield program.finding_in_idle("dataloader", rows, saves=program.loading_ns)
 
 
 def host_busy(program: Program) -> Iterator[Finding]:
@@ -349,18 +314,12 @@ def host_busy(program: Program) -> Iterator[Finding]:
         by_name = rows.groupby(rows[column].astype(str))["idle_ns"].sum().nlargest(3)
         name = str(by_name.index[0]).rpartition(": ")[2]
         named = ", ".join(f"{text or 'no call'}: {program.ms(ns)}" for text, ns in by_name.items())
+        case, note = ("host-busy", f", most in {named}") if name else ("host-busy:unknown", "")
+        is_optimizer = costliest(rows, "idle_ns")[1] == "optimizer"
+        offload = "keep weights and the optimizer's states on the GPU, without CPU offload; " * is_optimizer
         yield program.finding_in_idle(
-            "host-busy", f"The GPU waits for {name or 'something unknown on the host'}", rows, confidence="medium",
-            note=f"; while {activity}{f', most in {named}' if name else ''}",
-            fix=f"make {name} faster, or run it while the GPU works: in DataLoader workers, another thread or process"
-            if name
-            else "keep weights and the optimizer's states on the GPU, without CPU offload; "
-            * (costliest(rows, "idle_ns")[1] == "optimizer")
-            + "find out what runs there: put nvprof_kit.phase('data') around fetching and preparing data, other "
-            "phases around logging, checkpoints and gc.collect(), record with -t cuda,nvtx,osrt or with Python "
-            "backtraces; then run it while the GPU works",
-            refuted_by=f"the step takes as long without {name or 'what runs there'}",
-        )  # fmt: skip
+            case, rows, note=f"; while {activity}{note}", confidence="medium", name=name, offload=offload
+        )
 
 
 def allocation(program: Program) -> Iterator[Finding]:
@@ -371,14 +330,9 @@ def allocation(program: Program) -> Iterator[Finding]:
     rows = program.idle("allocation")
     if len(rows):
         saves = program.allocating_ns()
-        is_more = saves > rows["idle_ns"].sum()
-        yield program.finding_in_idle(
-            "allocation", "Allocations stall the GPU", rows, saves=saves,
-            note=f"; the host waits longer in them: without these calls {program.shorter(saves)}" * bool(is_more),
-            fix="keep shapes the same from step to step, warm up first, "
-            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no empty_cache() in the loop",
-            refuted_by="the same calls recur in later steps although shapes repeat and nothing is freed",
-        )  # fmt: skip
+        note = f"; the host waits longer in them: without these calls {program.shorter(saves)}"
+        note *= bool(saves > rows["idle_ns"].sum())
+        yield program.finding_in_idle("allocation", rows, note=note, saves=saves)
 
 
 def loading(program: Program) -> Iterator[Finding]:
@@ -391,10 +345,8 @@ def loading(program: Program) -> Iterator[Finding]:
     if not len(rows):
         return
     if program.choice.count:
-        during, number = (
-            " during steps",
-            int((program.steps["idle_loading_ns"] > 0.01 * program.steps["wall_ns"]).sum()),
-        )
+        is_loading = program.steps["idle_loading_ns"] > 0.01 * program.steps["wall_ns"]
+        during, number = " during steps", int(is_loading.sum())
         recurs, note = number > 1, f"; in {number} of {len(program.steps)} steps"
     else:
         layer, phase = costliest(rows, "idle_ns")
@@ -405,14 +357,10 @@ def loading(program: Program) -> Iterator[Finding]:
         during, number = "", len(np.unique(calls[calls > 0]))
         recurs = number > CALLS_OF_WARM_UP
         note = f"; in {plural(number, 'call')} of this layer" if recurs else "; may include warm-up"
+    confidence = "high" if 2 * rows["idle_ns"][rows["call"] != ""].sum() > rows["idle_ns"].sum() else "medium"
     yield program.finding_in_idle(
-        "loading", f"Loading, compiling or tuning{during}", rows, note=note, saves=program.idle_ns("loading"),
-        fix="pad to a few lengths, so that plans are built once; for attention over growing lengths use another "
-        "kernel: torch.backends.cuda.enable_cudnn_sdp(False)"
-        if recurs
-        else "warm up with every shape first; set CUDA_MODULE_LOADING=EAGER and torch.backends.cudnn.benchmark=False",
-        confidence="high" if 2 * rows["idle_ns"][rows["call"] != ""].sum() > rows["idle_ns"].sum() else "medium",
-        refuted_by="as much time is lost when the same shapes run a second time in the same process",
+        "loading:recurs" if recurs else "loading", rows, note=note, saves=program.idle_ns("loading"),
+        confidence=confidence, during=during,
     )  # fmt: skip
 
 
@@ -423,11 +371,7 @@ def garbage(program: Program) -> Iterator[Finding]:
     """
     rows = program.idle("gc")
     if len(rows):
-        yield program.finding_in_idle(
-            "gc", "Python garbage collection stalls the GPU", rows, saves=program.idle_ns("gc"),
-            fix="call gc.freeze() after building the model, gc.disable() in the loop, and gc.collect() every N steps",
-            refuted_by="the gaps remain with gc.disable()",
-        )  # fmt: skip
+        yield program.finding_in_idle("gc", rows, saves=program.idle_ns("gc"))
 
 
 _RULE_OF_CAUSE = {
@@ -478,22 +422,14 @@ def unstable_step(program: Program) -> Iterator[Finding]:
     )
     if len(lost_ns) > 1:
         evidence += f"; seen on {len(lost_ns)} GPUs, this one loses most"
-    fix = "look there for allocations, logging, checkpoints, garbage collection, or a different shape"
-    if grown == "compute":
-        fix = (
-            "compare the kernels of these steps with the others' (nvprof-kit summary --view kernel --by step): longer "
-            "batches can be grouped by length or packed; if the same kernels take longer, the GPU's clocks fell"
-        )
-    title, symptom_of, confidence = "Step times vary", _RULE_OF_CAUSE.get(cause, ""), "low"
+    case = "unstable-step:compute" if grown == "compute" else "unstable-step"
+    symptom_of, confidence = _RULE_OF_CAUSE.get(cause, ""), "low"
     if (is_slow & is_eager).any():
-        title, symptom_of, confidence = "Steps fall back from torch.compile", "", "medium"
+        case, symptom_of, confidence = "unstable-step:eager", "", "medium"
         evidence += (
             f"; {(of_gpu & is_eager).sum()} steps run none of the kernels that torch.compile made for the others"
         )
-        fix = "torch.compile(dynamic=True), pad to a few shapes, or raise torch._dynamo.config.recompile_limit; "
-        fix += "TORCH_LOGS=recompiles says why it compiles again"
-    start = int(worst["start_ns"])
-    yield Finding(
-        "unstable-step", title, evidence, "", "", start, start + int(worst["wall_ns"]), int(lost_ns.sum()), fix,
-        confidence, "the long steps are meant to do more work: evaluation, a checkpoint, a longer batch", symptom_of,
+    yield finding_of(
+        case, evidence, ("", ""), (worst["start_ns"], worst["wall_ns"]), int(lost_ns.sum()),
+        confidence=confidence, symptom_of=symptom_of,
     )  # fmt: skip

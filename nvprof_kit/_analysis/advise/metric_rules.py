@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.advise.program import Program, share
+from nvprof_kit._analysis.advise.findings import finding_of, share
+from nvprof_kit._analysis.advise.program import Program
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import devices_of
 from nvprof_kit._analysis.layers.tree import with_ancestors
@@ -38,18 +39,9 @@ def bound(program: Program) -> Iterator[Finding]:
     rows = rows[rows["enough"] & (rows["layer"] != NO_LAYER) & (rows["busy_ns"] >= BUSY_SHARE * program.wall_ns)]
     rows["memory"] = rows["dram_read_pct"].fillna(0) + rows["dram_write_pct"].fillna(0)
     rows["tensor"] = rows["tensor_active_pct"].fillna(0)
-    of_memory = rows[(rows["memory"] >= MEMORY_PCT) & (rows["tensor"] < TENSOR_PCT)]
-    of_tensor_cores = rows[rows["tensor"] >= TENSOR_PCT]
-    for limit, limited, fix in (
-        (
-            "memory", of_memory.assign(saves_ns=of_memory["busy_ns"] * (100 - of_memory["tensor"]) / 100),
-            "fuse it with what comes before or after, keep activations in bf16 or fp8, or reuse more of what is read",
-        ),
-        (
-            "the tensor cores", of_tensor_cores.assign(saves_ns=of_tensor_cores["busy_ns"] // 2),
-            "only less arithmetic helps: fp8, fewer recomputed products, less padding",
-        ),
-    ):  # fmt: skip
+    is_of_tensor_cores = rows["tensor"] >= TENSOR_PCT
+    of_memory = rows[(rows["memory"] >= MEMORY_PCT) & ~is_of_tensor_cores]
+    for limit, limited in (("memory", of_memory), ("tensor cores", rows[is_of_tensor_cores])):
         if not len(limited):
             continue
         worst = limited.iloc[int(limited["busy_ns"].to_numpy().argmax())]
@@ -62,10 +54,9 @@ def bound(program: Program) -> Iterator[Finding]:
         ops, parents = program.ops, {} if worst["is_self"] else sampled.parents
         within = [name for name in ops["layer"].cat.categories if layer in with_ancestors(str(name), parents)]
         ops = ops[ops["layer"].isin(within) & (ops["phase"] == phase)]
-        finding = program.finding_in_ops(
-            "gpu-metrics", f"Bound by {limit}", evidence, ops, saves=worst["saves_ns"], fix=fix,
-            refuted_by="ncu measures these kernels far below that limit",
-        )  # fmt: skip
+        unused_pct = 50 if limit == "tensor cores" else 100 - worst["tensor"]
+        saves = worst["busy_ns"] * unused_pct / 100
+        finding = program.finding_in_ops(f"gpu-metrics:{limit}", evidence, ops, saves=saves)
         yield replace(finding, layer=layer)
 
 
@@ -99,13 +90,9 @@ def clocks(program: Program) -> Iterator[Finding]:
         f"GPU {device} takes {100 * (slower - 1):.1f} % longer than the median GPU for the same {len(median_ns)} "
         "matrix product and attention kernels"
     )
-    yield program.finding_in_ops(
-        "gpu-clocks", f"GPU {device} is slower than its peers", evidence, kernels,
-        saves=int(program.busy_ns(ops[ops["lane"] == slowest]) * (1 - 1 / slower)) * program.gpus,  # the others wait
-        fix="compare its clocks, power limit and temperature with the others' "
-        "(nvidia-smi -q -d CLOCK,POWER,PERFORMANCE)",
-        refuted_by="the kernels have other shapes on this GPU, or nvidia-smi shows equal clocks",
-    )  # fmt: skip
+    # the others wait for it
+    saves = int(program.busy_ns(ops[ops["lane"] == slowest]) * (1 - 1 / slower)) * program.gpus
+    yield program.finding_in_ops("gpu-clocks:slower", evidence, kernels, saves=saves, device=device)
 
 
 def _falling_clock(program: Program, device: int) -> Iterator[Finding]:
@@ -136,9 +123,4 @@ def _falling_clock(program: Program, device: int) -> Iterator[Finding]:
         f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in reasons.items())}"
     )
     lowest_ns, sample_ns = int(clock["time_ns"].iloc[values.argmin()]), int(clock["time_ns"].diff().median())
-    yield Finding(
-        "gpu-clocks", "The GPU's clock falls", evidence, "", "", lowest_ns, lowest_ns + sample_ns, saves,
-        "look at power and temperature while it runs (nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE): raise the power "
-        "limit, cool it, or lock a clock that it can hold (nvidia-smi -lgc)",
-        "medium", "nvidia-smi names no reason for lower clocks while the program runs",
-    )  # fmt: skip
+    yield finding_of("gpu-clocks:falling", evidence, ("", ""), (lowest_ns, sample_ns), saves, confidence="medium")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from nvprof_kit._analysis.advise.findings import finding_of, ms, share
 from nvprof_kit._analysis.advise.replay import MOVES, READS, WRITES, ZEROES, Replay, matching
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, as_slice, exact_sums, joined, union_lengths
@@ -18,7 +19,6 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choos
 from nvprof_kit._analysis.breakdown.breakdown import Breakdown, breakdown_of
 from nvprof_kit._analysis.breakdown.host import OTHER_CAUSES, HostCalls, host_of
 from nvprof_kit._findings import Finding
-from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
@@ -26,9 +26,6 @@ from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.flops.flops import Flops
-
-FIXES: Mapping[str, Mapping[str, str]] = read_toml("nvprof_kit._analysis.advise", "fixes.toml")
-"""What to change, by rule and the case that it tells apart."""
 
 POINTWISE = ("elementwise", "norm", "reduction", "copy", "softmax")
 """Classes of kernels whose time is that of reading and writing memory."""
@@ -725,8 +722,8 @@ class Program(Operations):
         return f"{self.ms(ns)} of {self.ms(self.wall_ns)}{self.per_step} ({share(ns, self.wall_ns)})"
 
     def finding_in_ops(
-        self, rule: str, title: str, evidence: str, ops: pd.DataFrame, *,
-        fix: str, refuted_by: str, saves: float | None = None, confidence: str = "medium", symptom_of: str = "",
+        self, cases: str | list[str], evidence: str, ops: pd.DataFrame, *,
+        saves: float | None = None, confidence: str = "medium", symptom_of: str = "", **facts: object,
     ) -> Finding:  # fmt: skip
         """A finding about operations, at the layer and phase with most of their time, which is saved if not given; what
         a host that records Python's stacks could save beyond twice that is of low confidence.
@@ -736,14 +733,14 @@ class Program(Operations):
         longest = ops.iloc[int(ops["ns"].where(is_there, -1).to_numpy().argmax())]
         if confidence == "medium" and self.has_stacks and saves is not None and saves > 2 * self.busy_ns(ops):
             confidence = "low"
-        return Finding(
-            rule, title, evidence, layer, phase, int(longest["start_ns"]), int(longest["end_ns"]),
-            self.busy_ns(ops) if saves is None else int(saves), fix, confidence, refuted_by, symptom_of,
+        return finding_of(
+            cases, evidence, (layer, phase), (longest["start_ns"], longest["ns"]),
+            self.busy_ns(ops) if saves is None else int(saves), confidence=confidence, symptom_of=symptom_of, **facts,
         )  # fmt: skip
 
     def finding_in_idle(
-        self, rule: str, title: str, idle: pd.DataFrame, *, fix: str, refuted_by: str,
-        note: str = "", saves: float | None = None, confidence: str = "high",
+        self, cases: str | list[str], idle: pd.DataFrame, *,
+        note: str = "", saves: float | None = None, confidence: str = "high", **facts: object,
     ) -> Finding:  # fmt: skip
         """A finding about rows of `idle`, at the layer and phase with most of it, which is saved if not given."""
         layer, phase = costliest(idle, "idle_ns")
@@ -755,10 +752,9 @@ class Program(Operations):
             f"{self.ms(rows['idle_ns'].sum())}{self.per_step}; longest stretch there: {ms(longest['longest_ns'])}"
             f"{f', in {where}' if where else ''}{note}"
         )
-        start, saved = int(longest["longest_at_ns"]), idle["idle_ns"].sum() if saves is None else saves
-        return Finding(
-            rule, title, evidence, layer, phase, start, start + int(longest["longest_ns"]), round(saved), fix,
-            confidence, refuted_by,
+        return finding_of(
+            cases, evidence, (layer, phase), (longest["longest_at_ns"], longest["longest_ns"]),
+            round(idle["idle_ns"].sum() if saves is None else saves), confidence=confidence, symptom_of="", **facts,
         )  # fmt: skip
 
 
@@ -796,18 +792,3 @@ def smallest_side(names: pd.Series[Any]) -> npt.NDArray[np.float64]:
     """The smaller side of the tiles that these categorical names of products tell; NaN if they do not."""
     sides = pd.Series(names.cat.categories.astype(str)).str.extract(_TILE).astype(float)
     return np.append(sides.min(axis=1), np.nan)[names.cat.codes]
-
-
-def ms(ns: float) -> str:
-    """A time as text."""
-    return f"{ns / 1e6:.3f} ms"
-
-
-def size(count: float) -> str:
-    """A number of bytes as text."""
-    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,.0f} bytes"
-
-
-def share(value: float, total: float) -> str:
-    """A share as text."""
-    return f"{100 * value / max(total, 1):.1f} %"
