@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._analysis.advise.findings import share
-from nvprof_kit._analysis.advise.program import Program, at
+from nvprof_kit._analysis.advise.program import Program, at, largest
 from nvprof_kit._analysis.advise.replay import matching
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import LAYER_PHASES
@@ -132,7 +132,7 @@ def rank_waits(program: Program) -> Iterator[Finding]:
     rows = program.times.communication
     waiting_ns, saves = int(rows["waiting_ns"].sum()), _waiting_ns(program)
     if waiting_ns >= WAITING_SHARE * program.wall_ns:
-        worst = rows.iloc[int(rows["waiting_ns"].to_numpy().argmax())]
+        worst = largest(rows, "waiting_ns")
         evidence = (
             f"{program.of_wall(waiting_ns)} is exposed communication beyond the fastest similar collective; most in "
             f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['waiting_ns'])}"
@@ -155,7 +155,7 @@ def slowest_first(program: Program, slowest: Finding, findings: list[Finding]) -
     ]
     collectives = _collectives(program)
     if len(collectives):
-        longest = collectives.iloc[int(collectives["ns"].to_numpy().argmax())]
+        longest = largest(collectives, "ns")
         slowest = replace(slowest, start_ns=int(longest["start_ns"]), end_ns=int(longest["end_ns"]))
     evidence = "; ".join([slowest.evidence, *(f"{finding.title.lower()}: {finding.evidence}" for finding in same)])
     slowest = replace(slowest, evidence=evidence, saves_ns=min(program.waited_ns, program.wall_ns))

@@ -25,6 +25,7 @@ from nvprof_kit._analysis.advise.program import (
     at,
     costliest,
     kinds,
+    largest,
     placed,
     smallest_side,
 )
@@ -353,10 +354,10 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     layer, phase = costliest(products, "ns")
     is_mostly_tf32 = 2 * ops["ns"][is_fp32 & is_tf32].sum() > products["ns"].sum()
     case = "fp32-gemms:TF32" if is_mostly_tf32 else "fp32-gemms"
-    longest = at(products, layer, phase).nlargest(1, "ns")
+    longest = largest(at(products, layer, phase), "ns")
     evidence = (
         f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
-        f"{longest['name'].iloc[0][:70]}"
+        f"{longest['name'][:70]}"
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
     yield program.finding_in_ops(case, evidence, products, saves=saves, confidence="high")
@@ -576,7 +577,7 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
     if saves and saves >= ODD_SHARE * program.wall_ns:
         evidence = (
             f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
-            f"{ops['name'].iloc[int(ops['ns'].argmax())][:80]}"
+            f"{largest(ops, 'ns')['name'][:80]}"
         )
         yield program.finding_in_ops("far-from-limit:unaligned", evidence, ops, saves=saves, confidence="high")
     if program.limits is None:

@@ -19,6 +19,7 @@ from nvprof_kit._analysis.advise.program import (
     at,
     costliest,
     kinds,
+    largest,
     placed,
 )
 from nvprof_kit._analysis.advise.replay import READS, matching
@@ -187,9 +188,9 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
     is_first = usual["start"] == peers["start"].transform("min").reindex(usual.index)  # what came before it delays it
     usual = usual[(usual["peers"] >= SIBLINGS) & (usual["excess"] > usual["ns"] / 2) & ~is_first]
     if len(usual):
-        worst = usual.iloc[int(usual["excess"].argmax())]
+        worst = largest(usual, "excess")
         gaps = at(gaps, worst["layer"], worst["phase"])
-        longest = gaps.iloc[int(gaps["idle_ns"].to_numpy().argmax())]
+        longest = largest(gaps, "idle_ns")
         evidence = (
             f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
             f"{ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like it"
@@ -259,7 +260,7 @@ def sync(program: Program) -> Iterator[Finding]:
         saves = program.wait_ns(rows, with_checks=True, is_loop=is_loop) if is_loop or of == "call" else alone_ns
         layer, phase = costliest(rows, "lost_ns")
         of_layer = at(rows, layer, phase)
-        worst = of_layer.iloc[int(of_layer["lost_ns"].argmax())]
+        worst = largest(of_layer, "lost_ns")
         evidence = (
             f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
             f"after {worst['call']} in {layer} {phase}: {program.ms(of_layer['lost_ns'].sum())} in "

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.advise.findings import finding_of, share
-from nvprof_kit._analysis.advise.program import Program
+from nvprof_kit._analysis.advise.program import Program, largest
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import devices_of
 from nvprof_kit._analysis.layers.tree import with_ancestors
@@ -44,7 +44,7 @@ def bound(program: Program) -> Iterator[Finding]:
     for limit, limited in (("memory", of_memory), ("tensor cores", rows[is_of_tensor_cores])):
         if not len(limited):
             continue
-        worst = limited.iloc[int(limited["busy_ns"].to_numpy().argmax())]
+        worst = largest(limited, "busy_ns")
         layer, phase = str(worst["layer"]), str(worst["phase"])
         evidence = (
             f"{layer} {phase}{' by itself' if worst['is_self'] else ''}: DRAM at {worst['memory']:.0f} % and tensor "

@@ -745,7 +745,7 @@ class Program(Operations):
         """A finding about rows of `idle`, at the layer and phase with most of it, which is saved if not given."""
         layer, phase = costliest(idle, "idle_ns")
         rows = at(idle, layer, phase)
-        longest = rows.iloc[int(rows["longest_ns"].to_numpy().argmax())]
+        longest = largest(rows, "longest_ns")
         where = ", ".join(name for name in (longest["operator"], longest["call"]) if name)
         evidence = (
             f"{self.of_wall(idle['idle_ns'].sum())} idle; most in {layer} {phase}: "
@@ -781,6 +781,12 @@ def placed(rows: pd.DataFrame, keys: Sequence[str] = ("layer", "phase")) -> tupl
     first, second = (pd.Categorical(rows[name]) for name in keys)
     place = np.multiply(first.codes, len(second.categories), dtype=np.int64) + second.codes
     return place, pd.MultiIndex.from_product([first.categories, second.categories], names=[*keys])
+
+
+def largest(rows: pd.DataFrame, column: str) -> pd.Series[Any]:
+    """The first row with the largest value."""
+    row: pd.Series[Any] = rows.iloc[int(rows[column].to_numpy().argmax())]
+    return row
 
 
 def at(rows: pd.DataFrame, layer: object, phase: object) -> pd.DataFrame:
