@@ -48,16 +48,7 @@ from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
 
 COLUMNS: Columns = {
-    "step": Column("step number, missing outside steps"),
-    "process": Column("index of the process in the capture"),
-    "device": Column("device ordinal in the process"),
-    "wall_ns": Column("duration of the step on the device, from the end of the previous step to its own end", "ns"),
-    "compute_ns": Column("time in which a compute kernel runs, whatever else runs", "ns"),
-    "exposed_comm_ns": Column("communication time not overlapped by compute", "ns"),
-    "exposed_copy_ns": Column("time of copies and memsets, not overlapped by compute or communication", "ns"),
-    "idle_ns": Column("time in which nothing runs; the four add up to `wall_ns`", "ns"),
-    "comm_ns": Column("communication time, overlapped or exposed", "ns"),
-    "copy_ns": Column("copy time, overlapped or exposed", "ns"),
+    **read_columns("nvprof_kit._analysis.breakdown", "steps"),
     **{f"idle_{cause}_ns": Column(f"idle: {meaning}", "ns") for cause, meaning in CAUSES.items()},
     **QUEUE_COLUMNS,
     "start_ns": Column("start of the step on the device, in ns since the start of the capture", "ns"),

@@ -34,6 +34,7 @@ from nvprof_kit._analysis.attribution.intervals import (
     touches,
 )
 from nvprof_kit._analysis.attribution.ranges import Ranges
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.frames import empty_frame
 from nvprof_kit._trace.joins import few, launching_calls
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
@@ -212,23 +213,7 @@ def _shared(frame: pd.DataFrame, name: str, of_none: int) -> Int64Array:
     return values
 
 
-CAUSES: Mapping[str, str] = {
-    "launch": "the host had not yet launched the next operation; it was in the named call, operator, layer or phase",
-    "sync": "the host waited in a synchronizing call, copies that synchronize included",
-    "after_sync": "the host launched late because it had waited for the device; at most as long as it had waited",
-    "dataloader": "the host was fetching data",
-    "allocation": "the host was in a call that allocates or frees memory",
-    "loading": "the host loaded a library or module, compiled code, or autotuned for a shape",
-    "copy": "the host was in an asynchronous copy call that took long",
-    "gc": "Python's garbage collector ran",
-    "off_cpu": "the launching thread was not on a CPU: it waited for a thread, a lock or a file, or was preempted",
-    "profiler": "the profiler delayed the host; a run without a profiler lacks this time",
-    "graph": "between two replays of CUDA graphs",
-    "queued": "the next operation was already launched: the device's own gap between operations",
-    "python": "the host ran Python outside layers: the named function",
-    "unknown": "the host had not yet launched the next operation; what it did is unknown: Python, or another thread",
-    "other": "no operation follows, or the capture lacks its launch",
-}
+CAUSES: Mapping[str, str] = read_toml("nvprof_kit._analysis.breakdown", "causes.toml")
 """The causes and what they mean."""
 
 OTHER_CAUSES = ("dataloader", "allocation", "loading", "gc", "off_cpu", "profiler", "python")
