@@ -63,6 +63,20 @@ def checked(severity: str, rule: str, evidence: str, why: str = "", fix: str = "
     return Finding(rule, RULES[rule], evidence, severity=severity, why=why, fix=fix)
 
 
+def of_case(package: str, file: str, case: str, severity: str = "", /, **facts: object) -> Finding:
+    """The finding of a check with the texts of a case.
+
+    Args:
+        package: The package with the file.
+        file: The texts of each case: arguments of `checked`, with the facts that they name.
+        case: The case.
+        severity: In place of the usual one.
+        facts: What its texts have in braces.
+    """
+    texts = {key: text.format(**facts) for key, text in read_toml(package, file)[case].items()}
+    return checked(**(texts | ({"severity": severity} if severity else {})))
+
+
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings, most severe first, otherwise in their order."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
-from nvprof_kit._findings import Finding, by_severity, checked
-from nvprof_kit._toml import read_toml
+from nvprof_kit._findings import Finding, by_severity, checked, of_case
 from nvprof_kit._trace.nsys.health import CaptureHealth
 from nvprof_kit._trace.nsys.scrub import secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
@@ -30,14 +30,8 @@ _EXTRAS = {"CUDA_GPU_MEMORY_USAGE_EVENTS": ("allocations", "memory"), "GPU_METRI
 _LOSSES = ("drop", "lost", "size limit", "couldn't allocate", "errors occurred", "not all", "truncated", "discard")
 
 
-_CHECKS: Mapping[str, Mapping[str, str]] = read_toml("nvprof_kit._analysis", "checks.toml")
-"""What each check says, with the names of its facts."""
-
-
-def _finding(check: str, severity: str = "", **facts: object) -> Finding:
-    """A finding of `_CHECKS` with its facts, of another severity if one is given."""
-    fields = {name: text.format(**facts) for name, text in _CHECKS[check].items()}
-    return checked(**fields | ({"severity": severity} if severity else {}))
+_finding = partial(of_case, "nvprof_kit._analysis", "checks.toml")
+"""The finding of a case of `checks.toml`, with its facts, of another severity if one is given."""
 
 
 def examine_captures(captures: Sequence[CaptureHealth]) -> dict[str, tuple[Finding, ...]]:

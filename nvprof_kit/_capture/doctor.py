@@ -7,26 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from nvprof_kit._capture.machine import Machine, Program
 from nvprof_kit._capture.nsight_releases import cuda_of, cuda_of_driver, is_newest, known_trouble, numbers, release_for
-from nvprof_kit._findings import Finding, by_severity, checked
-from nvprof_kit._toml import read_toml
+from nvprof_kit._findings import Finding, by_severity, checked, of_case
 
 _CAP_SYS_ADMIN, _CAP_PERFMON = 1 << 21, 1 << 38
 _GIGABYTE = 10**9
 
 
-def case(name: str, severity: str = "", /, **facts: object) -> Finding:
-    """The finding of a case of `doctor.toml`.
-
-    Args:
-        name: The case.
-        severity: In place of the usual one.
-        facts: What its texts have in braces.
-    """
-    texts = {key: text.format(**facts) for key, text in read_toml("nvprof_kit._capture", "doctor.toml")[name].items()}
-    return checked(**(texts | ({"severity": severity} if severity else {})))
+case = partial(of_case, "nvprof_kit._capture", "doctor.toml")
+"""The finding of a case of `doctor.toml`, with its facts, of another severity if one is given."""
 
 
 def examine_machine(machine: Machine) -> tuple[Finding, ...]:
