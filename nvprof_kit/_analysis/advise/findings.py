@@ -12,7 +12,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = read_toml("nvprof_kit._analysis.advise"
 
 
 def finding_of(
-    cases: str | list[str], evidence: str, place: tuple[str, str], interval_ns: tuple[int, int], saves_ns: int, *,
+    cases: str | list[str], evidence: str, owner: tuple[str, str], interval_ns: tuple[int, int], saves_ns: int, *,
     confidence: str = "high", symptom_of: str = "", **facts: object,
 ) -> Finding:  # fmt: skip
     """A finding with the texts of `TEXTS`.
@@ -20,7 +20,7 @@ def finding_of(
     Args:
         cases: The rule, or the cases of it that hold, each with the rule before a colon.
         evidence: The numbers from the capture.
-        place: Its layer and phase.
+        owner: Its layer and phase.
         interval_ns: The interval to look at in Nsight: its start and its length.
         saves_ns: What the fix could save, summed over steps and GPUs.
         confidence: As `Finding.confidence`.
@@ -34,7 +34,7 @@ def finding_of(
         texts |= TEXTS[name]
     title, fix, refuted_by = (texts[key].format(**facts) for key in ("title", "fix", "refuted_by"))
     start_ns, end_ns = int(interval_ns[0]), int(sum(interval_ns))
-    return Finding(rule, title, evidence, *place, start_ns, end_ns, saves_ns, fix, confidence, refuted_by, symptom_of)
+    return Finding(rule, title, evidence, *owner, start_ns, end_ns, saves_ns, fix, confidence, refuted_by, symptom_of)
 
 
 def ms(ns: float) -> str:
