@@ -33,14 +33,7 @@ def kind_of(name: str) -> str:
 
 
 def communications(
-    trace: Trace,
-    host: HostCalls,
-    rows: Int64Array,
-    is_comm: Bools,
-    *,
-    launch: Int64Array,
-    step: Int64Array,
-    rank: int,
+    trace: Trace, host: HostCalls, rows: Int64Array, is_comm: Bools, *, launch: Int64Array, step: Int64Array, rank: int
 ) -> tuple[Int64Array, pd.DataFrame]:
     """The communication kernels of a rank by launch: their indices among its operations, and their columns.
 

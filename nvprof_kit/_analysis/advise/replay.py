@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Integers, as_slice, median, union
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array, Integers, as_slice, median, union
 from nvprof_kit._analysis.breakdown.host import ALLOCATIONS, LONG_NS, START_NS, HostCalls
 
 LAUNCH_NS = 3_000
@@ -146,7 +146,7 @@ class Replay:
         self._return_ns = np.where(self._has_waited, returned_ns, RETURN_NS)
 
     def _unprofiled(
-        self, host: HostCalls, calls: Rows, calls_between: Rows, skipped: Intervals, is_call: npt.NDArray[np.bool_]
+        self, host: HostCalls, calls: Rows, calls_between: Rows, skipped: Intervals, is_call: Bools
     ) -> Times:
         """How long the host takes before each call and in it without the profiler, shape ``(2, c)``; nothing in skipped
         steps.
@@ -232,7 +232,7 @@ class Replay:
             return 0.0
         return max(self.length_ns - self._run(is_gone, intervals, left), 0)
 
-    def checks(self, waits: Int64Array) -> npt.NDArray[np.bool_]:
+    def checks(self, waits: Int64Array) -> Bools:
         """Which operations only compute numbers for some of the waits: they end with a copy to the host, and are alike
         before nearly all of these, no further back than the wait before.
         """
@@ -256,7 +256,7 @@ class Replay:
         edges = np.zeros(len(kind) + 1, dtype=np.int64)
         np.add.at(edges, first, 1)
         np.add.at(edges, stop, -1)
-        is_check: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+        is_check: Bools = np.cumsum(edges[:-1]) > 0
         return is_check
 
     def left_of_operations(self, left: Left) -> tuple[Times, Times, Rows, Sequence[Times]]:
@@ -282,7 +282,7 @@ class Replay:
         changed = as_slice(np.flatnonzero(is_changed))
         return planned, late_ns, launch[changed], [parts[changed] for parts in left[1]]
 
-    def _run(self, is_gone: npt.NDArray[np.bool_], intervals: Intervals, left: Left) -> float:
+    def _run(self, is_gone: Bools, intervals: Intervals, left: Left) -> float:
         """How long it takes if these of `calls` do not wait, without the host's time in these intervals, and with what
         is left of the operations.
         """
@@ -336,7 +336,7 @@ class Replay:
         return float(max(planned[-1] + behind_ns[-1], host_ns[-1] + delays_ns[-2]))
 
 
-def matching(names: pd.Series[Any], pattern: re.Pattern[str] | Collection[str]) -> npt.NDArray[np.bool_]:
+def matching(names: pd.Series[Any], pattern: re.Pattern[str] | Collection[str]) -> Bools:
     """Which of these categorical names contain a pattern, or are among some names: in a fifth of the time of `isin`."""
     matches_name = pattern.search if isinstance(pattern, re.Pattern) else pattern.__contains__
     matches = np.array([*(bool(matches_name(str(name))) for name in names.cat.categories), False])
@@ -344,7 +344,7 @@ def matching(names: pd.Series[Any], pattern: re.Pattern[str] | Collection[str]) 
 
 
 def _launches_and_waits(
-    host: HostCalls, waits: npt.NDArray[np.bool_], launches: Int64Array, calls: Rows, first_ns: int
+    host: HostCalls, waits: Bools, launches: Int64Array, calls: Rows, first_ns: int
 ) -> tuple[Rows, Rows]:
     """The calls among those of a process since a time that launch or wait, none inside another, and how many others are
     before each.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution, range_owners
-from nvprof_kit._analysis.attribution.intervals import NONE, Cover, Int64Array, Line, exact_sums, joined, touches
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Cover, Int64Array, Line, exact_sums, joined, touches
 from nvprof_kit._analysis.attribution.steps import Windows
 from nvprof_kit._analysis.breakdown.host import (
     CODE,
@@ -400,9 +400,7 @@ def _causes(gaps: Table, pieces: Pieces, on_host: Stretch, function: Int64Array)
     return cause
 
 
-def _following(
-    trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls
-) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
+def _following(trace: Trace, windows: Windows, gaps: Gaps, host: HostCalls) -> tuple[Int64Array, Int64Array, Bools]:
     """The operation that ends each gap and the call that launched it, or `NONE`, and whether it is the replay of a CUDA
     graph after another replay.
     """

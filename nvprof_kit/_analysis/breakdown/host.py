@@ -23,6 +23,7 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import (
     NONE,
+    Bools,
     Cover,
     Int64Array,
     Integers,
@@ -102,10 +103,10 @@ class HostCalls:
         is_call = isinstance(chosen, slice) and not chosen.start
         self.of_op: Int64Array = call if is_call else np.append(rows, NONE)[call]
 
-    def named(self, pattern: str, calls: Integers | slice = slice(None)) -> npt.NDArray[np.bool_]:
+    def named(self, pattern: str, calls: Integers | slice = slice(None)) -> Bools:
         """Which calls have a name that matches a regular expression, in any case; all calls by default."""
         matches, name = np.array([bool(re.search(pattern, name, re.I)) for name in self.names]), self.name[calls]
-        of_calls: npt.NDArray[np.bool_] = matches.take(name) if matches.any() else np.zeros(len(name), dtype=bool)
+        of_calls: Bools = matches.take(name) if matches.any() else np.zeros(len(name), dtype=bool)
         return of_calls
 
     @cached_property
@@ -125,12 +126,12 @@ class HostCalls:
         return launched
 
     @cached_property
-    def waits(self) -> npt.NDArray[np.bool_]:
+    def waits(self) -> Bools:
         """Calls that return only after the device has completed work: synchronizations, synchronizing copies,
         asynchronous copies of pageable memory that took `LONG_NS` or more, and launches that wait for their kernel,
         shape ``(c + 1,)``.
         """
-        waits: npt.NDArray[np.bool_] = self.named(WAITS) & ~(self.overhead | self.operator)
+        waits: Bools = self.named(WAITS) & ~(self.overhead | self.operator)
         if "host_memory" in self._ops:
             pageable = self.of_op[(self._ops["host_memory"] == "pageable").to_numpy()]
             waits[pageable[(self.end - self.start)[pageable] >= LONG_NS]] = True
@@ -185,7 +186,7 @@ class HostCalls:
         first: Int64Array = operators[(is_first & (ns >= FIRST_TIMES * groups.transform("median"))).to_numpy()]
         return first
 
-    def of_process(self, pid: int, is_chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    def of_process(self, pid: int, is_chosen: Bools) -> npt.NDArray[np.int32]:
         """A process's API calls among the chosen ones, by start, shape ``(m,)``."""
         is_call = is_chosen & (self.pid == pid) & ~(self.overhead | self.operator | self.system)
         calls = np.flatnonzero(is_call[:-1]).astype(np.int32)  # half the memory
@@ -455,7 +456,7 @@ class HostActivity:
         inside = slice(*np.searchsorted(time, (low, high + 1)))
         return np.append(self.threads, tid[inside]), np.append(np.full(len(self.threads), low), time[inside])
 
-    def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> npt.NDArray[np.bool_]:
+    def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> Bools:
         """Whether a thread was not on a CPU, shape ``(n,)``."""
         if self._on_cpu is None:
             return np.zeros(len(tid), dtype=bool)

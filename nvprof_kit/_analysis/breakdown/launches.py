@@ -26,13 +26,7 @@ _LATE = ("launch", "unknown")
 
 
 def launch_table(
-    trace: Trace,
-    attribution: Attribution,
-    host: HostCalls,
-    parts: pd.DataFrame,
-    *,
-    is_counted: Bools,
-    of_parts: Bools,
+    trace: Trace, attribution: Attribution, host: HostCalls, parts: pd.DataFrame, *, is_counted: Bools, of_parts: Bools
 ) -> pd.DataFrame:
     """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first.
 

@@ -122,13 +122,7 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
 
 
 def copy_table(
-    trace: Trace,
-    attribution: Attribution,
-    active: Activity,
-    bare: Int64Array,
-    host: HostCalls,
-    *,
-    is_counted: Bools,
+    trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, host: HostCalls, *, is_counted: Bools
 ) -> pd.DataFrame:
     """The `counted` copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
