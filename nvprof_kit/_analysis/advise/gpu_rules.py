@@ -181,10 +181,8 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     if len(storms) > 1:
         evidence += f"; the same in {len(storms) - 1} other places, {program.ms(storms['small_ns'].iloc[1:].sum())}"
     between_waits_ns = program.gaps_between(program.waits)["idle_ns"].sum()
-    is_optimizer, saves = (
-        phase == "optimizer" or (short["kernel_class"] == "optimizer").any(),
-        program.without_ns(short),
-    )
+    is_optimizer = phase == "optimizer" or (short["kernel_class"] == "optimizer").any()
+    saves = program.without_ns(short)
     yield program.finding_in_ops(
         "small-kernels:optimizer" if is_optimizer else "small-kernels",
         evidence + program.with_launches(short, saves), at(short, layer, phase), saves=saves,
