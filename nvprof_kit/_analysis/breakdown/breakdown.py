@@ -22,42 +22,17 @@ from nvprof_kit._analysis.attribution.steps import (
     choose_steps,
     step_windows,
 )
-from nvprof_kit._analysis.breakdown.critical_path import PATH_COLUMNS, critical_path, median_window
+from nvprof_kit._analysis.breakdown.columns import CAUSES, COLUMNS
+from nvprof_kit._analysis.breakdown.critical_path import critical_path, median_window
 from nvprof_kit._analysis.breakdown.devices import PLACE, STATES, Activity, Idle, activity, exposed, idle, longest_of
-from nvprof_kit._analysis.breakdown.host import CAUSES, HostCalls, host_of
-from nvprof_kit._analysis.breakdown.launches import (
-    LAUNCH_COLUMNS,
-    QUEUE_COLUMNS,
-    QUEUE_TIME_COLUMNS,
-    launch_table,
-    queue_by_window,
-    queue_over_time,
-)
-from nvprof_kit._analysis.breakdown.transfers import (
-    COMM_COLUMNS,
-    COPY_COLUMNS,
-    comm_table,
-    copy_table,
-    first_collective,
-)
+from nvprof_kit._analysis.breakdown.host import HostCalls, host_of
+from nvprof_kit._analysis.breakdown.launches import launch_table, queue_by_window, queue_over_time
+from nvprof_kit._analysis.breakdown.transfers import comm_table, copy_table, first_collective
 from nvprof_kit._analysis.kernels.classes import KernelClasses
 from nvprof_kit._analysis.layers.fold import Views
-from nvprof_kit._result.column import Column, Columns, read_columns
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import CaptureInfo, Trace
 from nvprof_kit.issues import Issue
-
-COLUMNS: Columns = {
-    **read_columns("nvprof_kit._analysis.breakdown", "steps"),
-    **{f"idle_{cause}_ns": Column(f"idle: {meaning}", "ns") for cause, meaning in CAUSES.items()},
-    **QUEUE_COLUMNS,
-    "start_ns": Column("start of the step on the device, in ns since the start of the capture", "ns"),
-}
-"""The columns of `Breakdown.steps`."""
-
-IDLE_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "idle")
-"""The columns of `Breakdown.idle`."""
-
 
 _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "steps": (("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns"), ("step", "process", "device")),
@@ -72,20 +47,16 @@ _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Breakdown(Views):
-    """Time breakdown of each step.
+    """Time breakdown of each step; the columns of its tables are in `nvprof_kit._analysis.breakdown.columns.COLUMNS`.
 
     Attributes:
-        steps: One row per step and device, sorted by process, device and time; columns `COLUMNS`.
+        steps: One row per step and device, sorted by process, device and time.
         instances: The step instance of each row of `steps`, -1 outside steps, shape ``(rows,)``.
         choice: Which steps are warm-up or were selected.
-        idle: Idle time by cause and place, the longest first; columns `IDLE_COLUMNS`.
-        communication: Communication; columns `nvprof_kit._analysis.breakdown.transfers.COMM_COLUMNS`.
-        copies: Memory copies; columns `nvprof_kit._analysis.breakdown.transfers.COPY_COLUMNS`.
-        launches: Kernel launches; columns `nvprof_kit._analysis.breakdown.launches.LAUNCH_COLUMNS`.
-        queue: Number of queued operations during the median step; columns
-            `nvprof_kit._analysis.breakdown.launches.QUEUE_TIME_COLUMNS`.
-        critical_path: The critical path of the median step; columns
-            `nvprof_kit._analysis.breakdown.critical_path.PATH_COLUMNS`.
+        idle: Idle time by cause and place, the longest first.
+        communication, copies, launches: Communication, memory copies, and kernel launches.
+        queue: Number of queued operations during the median step.
+        critical_path: The critical path of the median step.
         critical_window: The row of the median step in `steps`.
         gaps: One row per idle gap: window (row of `steps`, -1 outside them), start_ns, idle_ns; cause, layer, phase,
             operator and call of its largest part.
@@ -110,15 +81,7 @@ class Breakdown(Views):
     warnings: tuple[Issue, ...]
     info: CaptureInfo
 
-    columns: ClassVar = {
-        "breakdown-steps": COLUMNS,
-        "breakdown-idle": IDLE_COLUMNS,
-        "breakdown-communication": COMM_COLUMNS,
-        "breakdown-copies": COPY_COLUMNS,
-        "breakdown-launches": LAUNCH_COLUMNS,
-        "breakdown-queue": QUEUE_TIME_COLUMNS,
-        "breakdown-critical-path": PATH_COLUMNS,
-    }
+    columns: ClassVar = {f"breakdown-{view}": columns for view, columns in COLUMNS.items()}
     bars: ClassVar = {f"breakdown-{view}": drawn for view, drawn in _BARS.items()}
     ranked: ClassVar = {
         "idle": ("idle_ns", ()),
@@ -172,7 +135,7 @@ def breakdown_of(
     """
     windows = step_windows(trace, attribution)
     launches, queue, path = (
-        pd.DataFrame(columns=list(columns)) for columns in (LAUNCH_COLUMNS, QUEUE_TIME_COLUMNS, PATH_COLUMNS)
+        pd.DataFrame(columns=list(COLUMNS[view])) for view in ("launches", "queue", "critical-path")
     )
     median_index = median_window(windows, choice.shown)
     if is_full:  # first, to limit memory
@@ -183,7 +146,7 @@ def breakdown_of(
     idling = idle(trace, attribution, windows, active.gaps, host)
     steps = _steps(windows, active, idling)
     if is_full:
-        steps = steps.join(queued)[list(COLUMNS)]
+        steps = steps.join(queued)[list(COLUMNS["steps"])]
     bare = exposed(trace, windows, active)
     _check(steps)
     instances, is_listed, gaps = windows.instance, np.ones(len(steps), dtype=bool), idling.gaps
@@ -245,7 +208,7 @@ def _steps(windows: Windows, active: Activity, idling: Idle) -> pd.DataFrame:
         **causes,
         "start_ns": windows.start,
     }
-    return pd.DataFrame({name: columns[name] for name in COLUMNS if name in columns})
+    return pd.DataFrame({name: columns[name] for name in COLUMNS["steps"] if name in columns})
 
 
 def _check(steps: pd.DataFrame) -> None:
@@ -272,7 +235,7 @@ def _idle_table(parts: pd.DataFrame, is_counted: Bools) -> pd.DataFrame:
     table["longest_at_ns"] = longest["start_ns"].to_numpy()
     for name in keys:
         table[name] = longest[name].astype(object).fillna("").astype(str).to_numpy()
-    return table[list(IDLE_COLUMNS)]
+    return table[list(COLUMNS["idle"])]
 
 
 def _warnings(trace: Trace, steps: pd.DataFrame) -> list[Issue]:

@@ -18,11 +18,7 @@ from nvprof_kit._analysis.attribution.attribution import Attribution, range_owne
 from nvprof_kit._analysis.attribution.intervals import NONE, Bools
 from nvprof_kit._analysis.attribution.steps import Windows, median_place
 from nvprof_kit._analysis.breakdown.host import HostActivity, HostCalls, Stretch
-from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._trace.schema import Trace
-
-PATH_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "critical_path")
-"""The columns of the critical path."""
 
 _GPU, _HOST, _WAIT = range(3)
 
@@ -54,7 +50,7 @@ def median_window(windows: Windows, is_shown: Bools) -> int:
 def critical_path(
     trace: Trace, attribution: Attribution, windows: Windows, host: HostCalls, window: int
 ) -> pd.DataFrame:
-    """The critical path of one step on one device, by layer and phase, with `PATH_COLUMNS`, the longest first.
+    """The critical path of one step on one device, by layer and phase, with its columns, the longest first.
 
     Args:
         trace: The capture, with the column ``stream`` and the table ``calls``.

@@ -12,14 +12,11 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import Bools, as_slice, exact_sums, median
 from nvprof_kit._analysis.attribution.steps import Windows
+from nvprof_kit._analysis.breakdown.columns import COLUMNS
 from nvprof_kit._analysis.breakdown.devices import Intervals, levels
 from nvprof_kit._analysis.breakdown.host import HostCalls
-from nvprof_kit._result.column import Columns, read_columns
 from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
-
-LAUNCH_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "launches")
-"""The columns of the launch analysis."""
 
 _BOUND = 0.1
 _LATE = ("launch", "unknown")
@@ -28,7 +25,7 @@ _LATE = ("launch", "unknown")
 def launch_table(
     trace: Trace, attribution: Attribution, host: HostCalls, parts: pd.DataFrame, *, is_counted: Bools, of_parts: Bools
 ) -> pd.DataFrame:
-    """Launches of the `counted` operations by layer and phase, with `LAUNCH_COLUMNS`; the longest idle first.
+    """Launches of the `counted` operations by layer and phase, with its columns; the longest idle first.
 
     Args:
         trace: The capture.
@@ -65,24 +62,18 @@ def launch_table(
     return table.reset_index().sort_values(["idle_ns", "gpu_ns"], ascending=False, kind="stable", ignore_index=True)
 
 
-QUEUE_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "queue")
-"""The columns that `queue_by_window` computes for each step."""
-
-QUEUE_TIME_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "queue_time")
-"""The columns of `queue_over_time`."""
-
 SLICES = 100
 """Number of equal slices of a step."""
 
 
 def queue_by_window(trace: Trace, windows: Windows, host: HostCalls) -> pd.DataFrame:
-    """The queue of the device, one row per window with `QUEUE_COLUMNS`; averages are over the window's duration."""
+    """The queue of the device, one row per window with its columns; averages are over the window's duration."""
     op, start, end = _queued(trace, host)
     return _depths((windows.device, windows.start, windows.end), (windows.of_op[op], start, end))
 
 
 def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int) -> pd.DataFrame:
-    """The queue of every stream through one window in `SLICES` slices, with `QUEUE_TIME_COLUMNS`.
+    """The queue of every stream through one window in `SLICES` slices, with its columns.
 
     Args:
         trace: The capture, with the column ``stream`` and the table ``calls``.
@@ -108,7 +99,7 @@ def queue_over_time(trace: Trace, windows: Windows, host: HostCalls, window: int
         start_ns=starts,
         end_ns=ends,
     )
-    return table[list(QUEUE_TIME_COLUMNS)]
+    return table[list(COLUMNS["queue"])]
 
 
 def _queued(trace: Trace, host: HostCalls) -> Intervals:

@@ -16,21 +16,16 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Attribution
 from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Floats, Int64Array, nest
+from nvprof_kit._analysis.breakdown.columns import COLUMNS
 from nvprof_kit._analysis.breakdown.devices import COMM, COPY, Activity
 from nvprof_kit._analysis.breakdown.host import HostCalls
 from nvprof_kit._analysis.hardware import fastest_link, link_of
 from nvprof_kit._analysis.kernels.classes import KernelClasses
-from nvprof_kit._result.column import Columns, read_columns
+from nvprof_kit._result.column import Columns
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct_rows
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue
-
-COMM_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "communication")
-"""The columns of the communication table."""
-
-COPY_COLUMNS: Columns = read_columns("nvprof_kit._analysis.breakdown", "copies")
-"""The columns of the copy table."""
 
 _UNEQUAL, _UNEQUAL_STEADY = 2, 20
 """How many times the duration of the fast collectives of its name one of unknown size may need; the larger limit is for
@@ -51,7 +46,7 @@ _COLLECTIVE = re.compile(
 def comm_table(
     trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, *, is_counted: Bools
 ) -> pd.DataFrame:
-    """Communication by layer, phase and collective, with `COMM_COLUMNS`; the most exposed first.
+    """Communication by layer, phase and collective, with its columns; the most exposed first.
 
     Args:
         trace: The capture, with the columns ``name`` and ``bytes``, and the table ``collectives`` if bytes are needed.
@@ -62,7 +57,8 @@ def comm_table(
     """
     rows = np.flatnonzero(active.sort == COMM)
     if not len(rows):  # what follows takes a while for none, too
-        types = {name: {"str": "str", "float": "float64"}.get(of.kind, "int64") for name, of in COMM_COLUMNS.items()}
+        dtypes, columns = {"str": "str", "float": "float64"}, COLUMNS["communication"]
+        types = {name: dtypes.get(column.kind, "int64") for name, column in columns.items()}
         types |= dict.fromkeys((*_MOVED, "ranks"), "Int64")
         return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in types.items()})
     names = trace.ops["name"].cat
@@ -94,7 +90,7 @@ def comm_table(
     table["bus_gb_per_s"] = sums["wire_bytes"] / gpu_ns
     table["link"] = groups["link"].first().where(groups["link"].nunique() == 1, "")
     table["of_limit"] = sums["limit_ns"] / gpu_ns
-    return _ranked(table, COMM_COLUMNS)
+    return _ranked(table, COLUMNS["communication"])
 
 
 def _excess(calls: pd.DataFrame) -> Int64Array:
@@ -124,7 +120,7 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
 def copy_table(
     trace: Trace, attribution: Attribution, active: Activity, bare: Int64Array, host: HostCalls, *, is_counted: Bools
 ) -> pd.DataFrame:
-    """The `counted` copies by direction, memory, layer and phase, with `COPY_COLUMNS`; the most exposed first."""
+    """The `counted` copies by direction, memory, layer and phase, with its columns; the most exposed first."""
     rows = np.flatnonzero((active.sort == COPY) & is_counted)
     frame = _transfers(trace, attribution, bare, rows)
     frame["copy"], frame["memory"] = (trace.ops[name].iloc[rows].array for name in ("name", "host_memory"))
@@ -139,7 +135,7 @@ def copy_table(
     gpu_ns = table["gpu_ns"].clip(lower=1)
     table["gb_per_s"], table["link"] = table["bytes"] / gpu_ns, groups["link"].first()
     table["of_link"] = groups["at_peak_ns"].sum(min_count=1) / gpu_ns
-    return _ranked(table, COPY_COLUMNS)
+    return _ranked(table, COLUMNS["copies"])
 
 
 def _transfers(trace: Trace, attribution: Attribution, bare: Int64Array, rows: Int64Array) -> pd.DataFrame:
