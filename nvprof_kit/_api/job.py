@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,13 +193,14 @@ class Job:
         """
         import pandas as pd
 
-        from nvprof_kit._ranks.answer import COLUMNS, REPLAYED, Ranks
+        from nvprof_kit._ranks.answer import REPLAYED, Ranks
+        from nvprof_kit._ranks.columns import COLUMNS
         from nvprof_kit._ranks.replay import error
         from nvprof_kit._ranks.waits import MOST
 
         matched, waits = self._aligned.tables, self._waits
         replayed = 0 < matched.value("count") <= MOST
-        tables: dict[str, Any] = {name: pd.DataFrame(columns=list(COLUMNS[f"ranks-{name}"])) for name in REPLAYED}
+        tables: dict[str, Any] = {name: pd.DataFrame(columns=list(COLUMNS[name])) for name in REPLAYED}
         if replayed:
             replays = (self.groups(), self.bubbles(), self.micro_batches(), self.critical_path(), self.what_if())
             tables = {table.name: table.rows for table in replays}
@@ -287,17 +288,10 @@ class Job:
             readers.append((clock, read))
         readers.sort(key=lambda reader: reader[0].rank)
         origin = min((clock.offset_ns or 0) - round(clock.drift * clock.at_ns) for clock, _ in readers)
-        warnings = [
-            f"rank {clock.rank} has no collective in common with the others: it keeps its own clock"
-            for clock, _ in readers
-            if clock.offset_ns is None
-        ]
-        return Document(
-            lambda: job_trace(readers, origin, data_format),
-            SUFFIXES[data_format],
-            tuple(sources),
-            as_issues("clocks", warnings),
-        )
+        unaligned = [clock.rank for clock, _ in readers if clock.offset_ns is None]
+        warnings = tuple(Issue.of("clocks:export", rank=rank) for rank in unaligned)
+        content = partial(job_trace, readers, origin, data_format)
+        return Document(content, SUFFIXES[data_format], tuple(sources), warnings)
 
     def _check_there(self, ranks: Sequence[int]) -> None:
         absent = sorted(set(ranks) - set(self.ranks["rank"].tolist()))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nvprof_kit._analysis.layers.fold import mark_ranked
-from nvprof_kit._ranks import groups, replay, stages, waits
 from nvprof_kit._ranks.clocks import COARSE_NS, Alignment
-from nvprof_kit._ranks.clocks import COLUMNS as CLOCK_COLUMNS
+from nvprof_kit._ranks.columns import COLUMNS
 from nvprof_kit._ranks.verdict import Verdict
 from nvprof_kit._result import formats
-from nvprof_kit._result.column import Columns
 from nvprof_kit._result.result import Result, table_named
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue, in_order, listing, plural
@@ -22,21 +20,7 @@ if TYPE_CHECKING:
 
     from nvprof_kit._result.writer import Document
 
-COLUMNS: Mapping[str, Columns] = {
-    "ranks-waits": waits.WAIT_COLUMNS,
-    "ranks-charges": waits.CHARGE_COLUMNS,
-    "ranks-layers": stages.LAYER_COLUMNS,
-    "ranks-clocks": CLOCK_COLUMNS,
-    "ranks-groups": groups.GROUP_COLUMNS,
-    "ranks-bubbles": stages.BUBBLE_COLUMNS,
-    "ranks-micro-batches": stages.MICRO_BATCH_COLUMNS,
-    "ranks-critical-path": replay.PATH_COLUMNS,
-    "ranks-what-if": replay.WHAT_IF_COLUMNS,
-}
-"""The columns of each table, by its schema."""
-
-VIEWS = tuple(schema.removeprefix("ranks-") for schema in COLUMNS)
-"""The tables of a job, by name."""
+_SCHEMAS = {f"ranks-{view}": columns for view, columns in COLUMNS.items()}
 
 REPLAYED = ("groups", "bubbles", "micro-batches", "critical-path", "what-if")
 """Those that are only made of a limited number of collectives; else they are empty."""
@@ -56,7 +40,7 @@ class RankTable(Result):
     rows: pd.DataFrame
     warnings: tuple[Issue, ...] = ()
 
-    columns: ClassVar = COLUMNS
+    columns: ClassVar = _SCHEMAS
 
     @property
     def schema(self) -> str:
@@ -67,27 +51,23 @@ class RankTable(Result):
         """The selected rows; where equal blocks are folded, ``charges`` with ``folded_into`` and ``unlike``."""
         if not self.select.fold or self.name != "charges":
             return super().to_frame(view)
-        return self.select.of(mark_ranked(self.table(view), waits.CHARGE_COLUMNS, "wait_ns"))
+        return self.select.of(mark_ranked(self.table(view), COLUMNS["charges"], "wait_ns"))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Ranks(Result):
-    """All tables of a job.
+    """All tables of a job; their columns are in `nvprof_kit._ranks.columns.COLUMNS`.
 
     Attributes:
         verdict: Which rank the others wait for, if any.
-        clocks: Offset and drift of each clock; columns `nvprof_kit._ranks.clocks.COLUMNS`.
-        waits: Each wait; columns `nvprof_kit._ranks.waits.WAIT_COLUMNS`.
-        charges: Total waiting by what caused it; columns `nvprof_kit._ranks.waits.CHARGE_COLUMNS`.
+        clocks: Offset and drift of each clock.
+        waits: Each wait.
+        charges: Total waiting by what caused it.
         matrix: Who waited for whom; columns waiting_rank, late_rank, wait_ns.
-        layers: One row per layer, phase and rank; columns `nvprof_kit._ranks.stages.LAYER_COLUMNS`.
-        groups: Columns `nvprof_kit._ranks.groups.GROUP_COLUMNS`; this and the following are empty for a job with too
-            many collectives.
-        bubbles: Columns `nvprof_kit._ranks.stages.BUBBLE_COLUMNS`; empty without pipeline parallelism.
-        micro_batches: Columns `nvprof_kit._ranks.stages.MICRO_BATCH_COLUMNS`; empty without pipeline
-            parallelism.
-        critical_path: Columns `nvprof_kit._ranks.replay.PATH_COLUMNS`.
-        what_if: Columns `nvprof_kit._ranks.replay.WHAT_IF_COLUMNS`.
+        layers: One row per layer, phase and rank.
+        groups: The parallel groups; this and the following are empty for a job with too many collectives.
+        bubbles, micro_batches: Of the pipeline; empty without pipeline parallelism.
+        critical_path, what_if: What the step's time depends on, and what it would be.
         replay_error: Difference between a replay with unchanged durations and the measurement, as a fraction of the
             step time; None without a replay.
         steps: Number of steps.
@@ -115,13 +95,13 @@ class Ranks(Result):
     warnings: tuple[Issue, ...]
     make_page: Callable[[], Document]
 
-    columns: ClassVar = COLUMNS
+    columns: ClassVar = _SCHEMAS
 
     def table(self, view: str | None = None) -> pd.DataFrame:
         """One table: ``waits`` (by default), ``charges``, ``layers``, ``clocks``, ``groups``, ``bubbles``,
         ``micro-batches``, ``critical-path`` or ``what-if``.
         """
-        return table_named({name: getattr(self, name.replace("-", "_")) for name in VIEWS}, view or "waits")
+        return table_named({name: getattr(self, name.replace("-", "_")) for name in COLUMNS}, view or "waits")
 
     def only(self, view: str) -> RankTable:
         """One of the tables of `to_frame` as a separate result.
@@ -148,10 +128,10 @@ class Ranks(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain lists and numbers, as in JSON; missing values are None."""
-        tables = self.select.each({view: self.table(view) for view in VIEWS})
+        tables = self.select.each({view: self.table(view) for view in COLUMNS})
         unknown: dict[str, str] = {}
         for view, table in tables.items():
-            unknown |= formats.reasons(table, COLUMNS[f"ranks-{view}"])
+            unknown |= formats.reasons(table, COLUMNS[view])
         if self.not_replayed:
             unknown |= {name.replace("-", "_"): self.not_replayed for name in ("replay_error", *REPLAYED)}
         return {
@@ -164,8 +144,7 @@ class Ranks(Result):
             "sources": [str(source) for source in self.sources],
             "unknown": unknown,
             "columns": {
-                view.replace("-", "_"): formats.described(table, COLUMNS[f"ranks-{view}"])
-                for view, table in tables.items()
+                view.replace("-", "_"): formats.described(table, COLUMNS[view]) for view, table in tables.items()
             },
         }
 

@@ -18,15 +18,12 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import Floats, Int64Array
+from nvprof_kit._ranks.columns import COLUMNS
 from nvprof_kit._ranks.groups import ListedGroups, listed_groups, separate
-from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import FEW, JobTables
 
 COARSE_NS = 200_000
 """Warn about a clock with a larger residual."""
-
-COLUMNS = read_columns("nvprof_kit._ranks", "clocks")
-"""The columns of the table of clocks."""
 
 WAITED_NS, WAITED_TIMES = 100_000, 3
 """A send or receive counts as waiting if it takes at least this long, and this multiple of its counterpart."""
@@ -77,7 +74,7 @@ class Alignment(NamedTuple):
 
     Attributes:
         tables: The job's maps, with matched collectives.
-        clocks: With `COLUMNS`.
+        clocks: With the columns `clocks`.
         floor_ns: The resolution of the aligned clocks.
         warnings: Sentences about groups that contradict each other or could not be separated, and messages that could
             not be matched.
@@ -119,7 +116,7 @@ def align_job(tables: JobTables) -> Alignment:
 
 
 def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
-    """The clocks of all ranks, with `COLUMNS`; only those of the largest set of linked ranks are aligned.
+    """The clocks of all ranks, with the columns `clocks`; only those of the largest set of linked ranks are aligned.
 
     Args:
         ends: Ends of collectives: c (communicator), s and k (identify the collective within it), rank, end_ns, took_ns,
@@ -152,7 +149,7 @@ def align(ends: pd.DataFrame, ranks: list[int]) -> pd.DataFrame:
         (ranks[number], round(offset), drift * 1e6, residual, matched, round(at), ranks[through[number]])
         for number, (at, offset, drift, residual, matched) in clocks.items()
     ]
-    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS)).set_index("rank").reindex(ranks)
+    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS["clocks"]), index="rank").reindex(ranks)
     kinds = {"offset_ns": "Int64", "through": "Int64", "at_ns": "int64", "matched": "int64"}
     return frame.fillna({"at_ns": 0, "matched": 0}).astype(kinds).reset_index()
 

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import Floats, Int64Array
-from nvprof_kit._result.column import read_columns
+from nvprof_kit._ranks.columns import COLUMNS
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.issues import Issue, listing, plural
 from nvprof_kit.names import Category, GroupName, parse_groups
@@ -142,9 +142,6 @@ def _divided(moved: Floats, parts: list[int]) -> list[int]:
     return [int(first) for first in divided]
 
 
-GROUP_COLUMNS = read_columns("nvprof_kit._ranks", "groups")
-"""The columns of the table of groups."""
-
 _NAMES: Mapping[str, re.Pattern[str]] = {
     parallel: re.compile(rf"(?:^|[^a-z])(?:{terms})(?:[^a-z]|$)", re.IGNORECASE)
     for parallel, terms in {
@@ -161,7 +158,7 @@ _LISTED = 16
 
 
 def parallel_groups(tables: JobTables, stages: Mapping[int, int], marked_groups: ListedGroups) -> pd.DataFrame:
-    """The groups, with `GROUP_COLUMNS`.
+    """The groups, with the columns `groups`.
 
     Args:
         tables: The job's maps, with separated communicators.
@@ -180,7 +177,7 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int], marked_groups:
         ranks_text = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
         comm, count = str(comm_uses["comm"].iloc[0]), int(comm_uses["collectives"].sum())
         rows.append((comm, name, parallel, found_by, size, ranks_text, ", ".join(kinds), count))
-    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(GROUP_COLUMNS))
+    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS["groups"]))
     return frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
 
 

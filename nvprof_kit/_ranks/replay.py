@@ -16,15 +16,9 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Floats, Int64Array
 from nvprof_kit._ranks.causes import segment_rows
-from nvprof_kit._result.column import read_columns
+from nvprof_kit._ranks.columns import COLUMNS
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.names import NO_LAYER, NO_PHASE
-
-PATH_COLUMNS = read_columns("nvprof_kit._ranks", "critical-path")
-"""The columns of the critical path."""
-
-WHAT_IF_COLUMNS = read_columns("nvprof_kit._ranks", "what-if")
-"""The columns of what-if."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +123,7 @@ def mean_step(graph: Graph, ends: Int64Array) -> float:
 
 
 def critical_path(graph: Graph) -> pd.DataFrame:
-    """The critical path from the last collective's end back to the first arrival on it, with `PATH_COLUMNS`.
+    """The critical path from the last collective's end back to the first arrival on it.
 
     Raises:
         CaptureError: A collective waits for itself, in damaged maps.
@@ -156,7 +150,7 @@ def critical_path(graph: Graph) -> pd.DataFrame:
             work = slice(graph.low[last], graph.high[last])
             rows += [(step, rank, *segment) for segment in zip(*(column[work] for column in columns), strict=True)]
         member = gate
-    path = pd.DataFrame.from_records(rows, columns=list(PATH_COLUMNS)[:-1])
+    path = pd.DataFrame.from_records(rows, columns=list(COLUMNS["critical-path"])[:-1])
     sums = path.groupby(["step", "rank", "layer", "phase", "what"], sort=False)["ns"].sum().reset_index()
     sums = sums[sums["ns"] > 0].sort_values("ns", ascending=False, kind="stable", ignore_index=True)
     return sums.assign(share=sums["ns"] / max(int(sums["ns"].sum()), 1))
@@ -164,7 +158,7 @@ def critical_path(graph: Graph) -> pd.DataFrame:
 
 def what_if(graph: Graph, layers: pd.DataFrame, rank: int | None, layer: str | None) -> pd.DataFrame:
     """The step time if transfers, data loaders, a rank or one of its layers were as fast as their median, with
-    `WHAT_IF_COLUMNS`.
+    the columns `what-if`.
 
     Args:
         graph: The graph.
@@ -186,7 +180,7 @@ def what_if(graph: Graph, layers: pd.DataFrame, rank: int | None, layer: str | N
         step = mean_step(graph, ends)
         saved = unchanged - step
         rows.append((name, round(measured), round(unchanged), round(step), round(saved), saved / max(unchanged, 1)))
-    return pd.DataFrame.from_records(rows, columns=list(WHAT_IF_COLUMNS))
+    return pd.DataFrame.from_records(rows, columns=list(COLUMNS["what-if"]))
 
 
 def error(graph: Graph) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._result.column import read_columns
+from nvprof_kit._ranks.columns import COLUMNS
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.names import NO_LAYER
 
@@ -71,12 +71,8 @@ def with_equals(medians: pd.DataFrame) -> pd.DataFrame:
     return table.astype({"peers_ns": "int64", "peers_idle_ns": "int64"})
 
 
-LAYER_COLUMNS = read_columns("nvprof_kit._ranks", "layers")
-"""The columns of the table of layers."""
-
-
 def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
-    """The table, with `LAYER_COLUMNS`; see `nvprof_kit._ranks.stages` for the definition of equals.
+    """The table, with the columns `layers`; see `nvprof_kit._ranks.stages` for the definition of equals.
 
     Args:
         medians: See `nvprof_kit._trace.jobs.tables.JobTables.layer_medians`.
@@ -92,20 +88,14 @@ def layer_table(medians: pd.DataFrame) -> pd.DataFrame:
     several = scored["equals"] > 2
     scored["unlike"] = several & (scored["score"] > 5) & (excess > 0.05 * peers) & (excess > 10_000)
     ordered = scored.sort_values(["layer", "phase", "rank"], kind="stable", ignore_index=True)
-    return ordered[list(LAYER_COLUMNS)]
+    return ordered[list(COLUMNS["layers"])]
 
-
-BUBBLE_COLUMNS = read_columns("nvprof_kit._ranks", "bubbles")
-"""The columns of the table of bubbles."""
-
-MICRO_BATCH_COLUMNS = read_columns("nvprof_kit._ranks", "micro-batches")
-"""The columns of the table of micro-batches."""
 
 _BUSY = ("compute", "copy")
 
 
 def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
-    """How long each stage waits for each micro-batch, with `MICRO_BATCH_COLUMNS`; empty without a pipeline."""
+    """How long each stage waits for each micro-batch, with the columns `micro-batches`; empty without a pipeline."""
     ends = tables.frame("passed_on")
     both = ends.merge(ends, on=["c", "s", "k"], suffixes=("", "_from"))
     both = both[both["rank"] != both["rank_from"]]
@@ -121,11 +111,11 @@ def micro_batches(tables: JobTables, stages: Mapping[int, int]) -> pd.DataFrame:
     got["wait_ns"] = (got["a_from"] - got["a"]).clip(lower=0).clip(upper=(got["e"] - got["a"]).clip(lower=0))
     got["transfer_ns"] = (got["e"] - got[["a", "a_from"]].max(axis=1)).clip(lower=0)
     got["bubble_ns"] = got[["wait_ns", "alone"]].min(axis=1)
-    return got[list(MICRO_BATCH_COLUMNS)].reset_index(drop=True)
+    return got[list(COLUMNS["micro-batches"])].reset_index(drop=True)
 
 
 def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame) -> pd.DataFrame:
-    """The bubble of each stage in each step, with `BUBBLE_COLUMNS`; empty without a pipeline.
+    """The bubble of each stage in each step, with the columns `bubbles`; empty without a pipeline.
 
     Args:
         tables: The job's maps.
@@ -133,7 +123,7 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
         batches: See `micro_batches`.
     """
     if not len(batches):
-        return pd.DataFrame({name: [] for name in BUBBLE_COLUMNS})
+        return pd.DataFrame({name: [] for name in COLUMNS["bubbles"]})
     step_times = tables.frame("step_times")
     sort = np.select(
         [step_times["doing"].isin(_BUSY), step_times["passes_on"], step_times["doing"] == "communication"],
@@ -150,4 +140,4 @@ def bubbles(tables: JobTables, stages: Mapping[int, int], batches: pd.DataFrame)
     stage_count, batch_counts = table["stage"].nunique(), batches.groupby("step")["micro_batch"].max() + 1
     batches_of_row = table["step"].map(batch_counts).fillna(1)
     table["ideal_share"] = (stage_count - 1) / (batches_of_row + stage_count - 1)
-    return table[list(BUBBLE_COLUMNS)].sort_values(["step", "stage", "rank"], ignore_index=True)
+    return table[list(COLUMNS["bubbles"])].sort_values(["step", "stage", "rank"], ignore_index=True)

@@ -19,16 +19,10 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._ranks.causes import cause_shares, without_cause
+from nvprof_kit._ranks.columns import COLUMNS
 from nvprof_kit._ranks.stages import with_equals
-from nvprof_kit._result.column import read_columns
 from nvprof_kit._trace.jobs.tables import SYMMETRIC, JobTables
 from nvprof_kit.names import NO_LAYER, NO_PHASE
-
-WAIT_COLUMNS = read_columns("nvprof_kit._ranks", "waits")
-"""The columns of the table of waits."""
-
-CHARGE_COLUMNS = read_columns("nvprof_kit._ranks", "charges")
-"""The columns of the table of charges."""
 
 MOST = 40_000
 """Maximum number of collectives to analyze one by one; larger jobs are analyzed per step."""
@@ -48,8 +42,8 @@ class Waits:
     """The waiting of a job.
 
     Attributes:
-        waits: One row per wait with `WAIT_COLUMNS`, for the collectives whose causes were found.
-        charges: With `CHARGE_COLUMNS`; for all collectives.
+        waits: One row per wait with the columns `waits`, for the collectives whose causes were found.
+        charges: With the columns `charges`; for all collectives.
         total_ns: All waiting; the charges add up to it.
     """
 
@@ -157,7 +151,7 @@ def _summed(charges: pd.DataFrame, total_ns: int) -> pd.DataFrame:
     largest = of_group.groupby(keys).transform("max")
     first = charges["c"].where(of_group == largest).groupby(keys).transform("first")
     charges = charges.assign(cost_ns=cost.where(charges["c"] == first, 0.0))
-    sums: pd.DataFrame = charges.groupby(list(CHARGE_COLUMNS)[:-2])[["wait_ns", "cost_ns"]].sum().reset_index()
+    sums: pd.DataFrame = charges.groupby(list(COLUMNS["charges"])[:-2])[["wait_ns", "cost_ns"]].sum().reset_index()
     if int(sums["wait_ns"].sum()) != total_ns:
         raise AssertionError(f"{sums['wait_ns'].sum()} ns charged, {total_ns} ns waited: please report this")
     return sums
@@ -169,7 +163,7 @@ def _waits(members: pd.DataFrame, shares: pd.DataFrame) -> pd.DataFrame:
     rows = members[members["rank"] != members["late_rank"]].sort_values(["instance", "rank"], kind="stable")
     name = rows["comm"].astype(str) + " " + rows["sort"].astype(str) + " " + rows["k"].astype(str)
     rows = rows.assign(collective=name).join(causes, on="instance").rename(columns={"rank": "waiting_rank"})
-    return rows[list(WAIT_COLUMNS)].reset_index(drop=True)
+    return rows[list(COLUMNS["waits"])].reset_index(drop=True)
 
 
 LEAST_EXCESS_NS = 20_000

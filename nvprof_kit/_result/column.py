@@ -61,6 +61,11 @@ def read_columns(package: str, table: str) -> dict[str, Column]:
     return {name: Column(entry) if isinstance(entry, str) else Column(**entry) for name, entry in entries}
 
 
+def read_tables(package: str) -> dict[str, Columns]:
+    """The columns of all tables in the ``columns.toml`` of a package, by table."""
+    return {table: read_columns(package, table) for table in read_toml(package, "columns.toml")}
+
+
 def column_of(columns: Columns, name: str) -> Column | None:
     """The column with a name, which may have a text in place of ``NAME``; None if there is none."""
     if name in columns:

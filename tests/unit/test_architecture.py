@@ -56,7 +56,7 @@ EXCEPTIONS = {
 
 ORDER = {
     "_instrument": "patches|ranges+session+ranks|compile|modules|loop|memory flops meters",
-    "_ranks": "communication|mapping|maps|groups stages|messages|clocks|causes|waits|verdict replay|answer",
+    "_ranks": "columns communication|mapping|maps|groups stages|messages|clocks|causes|waits|verdict replay|answer",
 }
 """Files and rooms inside a room, in order: each imports those before it, and none beside it but those joined by +."""
 

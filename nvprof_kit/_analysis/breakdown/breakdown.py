@@ -22,10 +22,10 @@ from nvprof_kit._analysis.attribution.steps import (
     choose_steps,
     step_windows,
 )
-from nvprof_kit._analysis.breakdown.columns import CAUSES, COLUMNS
+from nvprof_kit._analysis.breakdown.columns import COLUMNS
 from nvprof_kit._analysis.breakdown.critical_path import critical_path, median_window
 from nvprof_kit._analysis.breakdown.devices import PLACE, STATES, Activity, Idle, activity, exposed, idle, longest_of
-from nvprof_kit._analysis.breakdown.host import HostCalls, host_of
+from nvprof_kit._analysis.breakdown.host import CAUSES, HostCalls, host_of
 from nvprof_kit._analysis.breakdown.launches import launch_table, queue_by_window, queue_over_time
 from nvprof_kit._analysis.breakdown.transfers import comm_table, copy_table, first_collective
 from nvprof_kit._analysis.kernels.classes import KernelClasses

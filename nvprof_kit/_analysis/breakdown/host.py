@@ -35,7 +35,7 @@ from nvprof_kit._analysis.attribution.intervals import (
     touches,
 )
 from nvprof_kit._analysis.attribution.ranges import Ranges
-from nvprof_kit._analysis.breakdown.columns import CAUSES
+from nvprof_kit._analysis.breakdown.columns import COLUMNS
 from nvprof_kit._trace.frames import empty_frame
 from nvprof_kit._trace.joins import few, launching_calls
 from nvprof_kit._trace.schema import CALL_KINDS, Trace
@@ -213,6 +213,13 @@ def _shared(frame: pd.DataFrame, name: str, of_none: int) -> Int64Array:
     frame[name] = pd.Series(values[:-1], frame.index, copy=False)
     return values
 
+
+CAUSES: Mapping[str, str] = {
+    name.removeprefix("idle_").removesuffix("_ns"): column.meaning.removeprefix("idle: ")
+    for name, column in COLUMNS["steps"].items()
+    if column.meaning.startswith("idle: ")
+}
+"""The causes of idle time and what they mean."""
 
 OTHER_CAUSES = ("dataloader", "allocation", "loading", "gc", "off_cpu", "profiler", "python")
 """Causes of idle time other than launching late, waiting, and the device's own."""

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._ranks.answer import Ranks, RankTable, job_size
-from nvprof_kit._ranks.replay import PATH_COLUMNS
-from nvprof_kit._ranks.waits import CHARGE_COLUMNS
+from nvprof_kit._ranks.columns import COLUMNS
 from nvprof_kit._report.text.table import Column, Grid, Row, below, frame_table
 from nvprof_kit._report.text.texts import MS, is_missing, percent
 from nvprof_kit._result import column
@@ -55,7 +54,7 @@ def ranks_report(result: Ranks) -> list[RenderableType]:
         parts += _section("Bubbles of the pipeline's stages, mean over steps", rows, len(rows), ideal)
     parts += _clocks(result.clocks)
     if len(result.critical_path):
-        path = _folded(summed(result.critical_path, "ns", ON_THE_PATH), PATH_COLUMNS, fold)
+        path = _folded(summed(result.critical_path, "ns", ON_THE_PATH), COLUMNS["critical-path"], fold)
         path_ns = max(int(path.sum()), 1)
         parts += _section(
             "Critical path across ranks, all steps", _largest(path.rename("time_ns"), top, path_ns), top + 1
@@ -99,7 +98,7 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
     """Waiting by charged rank and cause: the largest first, the rest in one line."""
     if not len(charges):
         return []
-    charged = _folded(summed(charges, "wait_ns", CHARGED_TO), CHARGE_COLUMNS, fold)
+    charged = _folded(summed(charges, "wait_ns", CHARGED_TO), COLUMNS["charges"], fold)
     rows = _largest(charged.rename_axis(index={"rank": "late rank"}).rename("waiting_ns"), top, total)
     rows.loc[len(rows)] = ["", "all", "", "", total, 1.0 if total else None]
     over = f"{plural(steps, 'step')} and all ranks" if steps else "all ranks"
