@@ -13,7 +13,7 @@ from rich.text import Text
 from nvprof_kit._analysis.flops.flops import NOTES_APART, Flops
 from nvprof_kit._analysis.metrics import MIN_SAMPLES, Metrics
 from nvprof_kit._report.text.table import FOLD_COLUMNS, Column, Grid, below, capture_line, fold_cells, fold_notes
-from nvprof_kit._report.text.texts import Milliseconds, count_per_step, is_missing, percent
+from nvprof_kit._report.text.texts import TEXTS, Milliseconds, count_per_step, is_missing, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
@@ -84,12 +84,6 @@ def _number(value: float) -> str:
     return text if text.strip("0.,") else f"{value:.1g}" if value else ""
 
 
-_LIMITS = (
-    "limit ms: the least time that this GPU needs for these operators, each limited by its operations at the peak or "
-    "by its memory traffic at the bandwidth; fused: the same as one kernel; of limit: limit ms over the busy time."
-)
-
-
 def flops_report(result: Flops) -> list[RenderableType]:
     """The report: the step total, the table, its footnotes, and warnings."""
     totals, recomputes = result.totals, result.totals.model_flops < result.totals.flops
@@ -109,7 +103,7 @@ def flops_report(result: Flops) -> list[RenderableType]:
     if result.peaks is not None:
         about += " MFU: the time its operations take at the peak of their type, over the busy time"
         about += ", without what is computed again; HFU: with it." if recomputes else "."
-    limits = [_LIMITS] if result.rows["limit_ns"].notna().any() else []
+    limits = [TEXTS["notes"]["limits"]] if result.rows["limit_ns"].notna().any() else []
     footnotes = [f"{mark} {note}" for note, mark in notes.items()]
     folded = fold_notes(grid, "their sums and rates", "busy ms of one of them")
     header = [capture_line(result.info, totals.steps, result.all_steps), *_header(result, recomputes)]

@@ -13,7 +13,7 @@ from nvprof_kit._analysis.diff.effects import within
 from nvprof_kit._analysis.diff.gates import named
 from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import Column, Grid, below, capture_line
-from nvprof_kit._report.text.texts import MS, is_missing
+from nvprof_kit._report.text.texts import MS, TEXTS, is_missing
 from nvprof_kit._result.formats import title
 from nvprof_kit.issues import plural
 
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 _CAUSES = {"": "", "work": ", by work", "efficiency": ", by efficiency", "both": ", by work and efficiency"}
 _MARKUP = re.compile(r"[\\|*`\[\]]")
 _UNIT = "Milliseconds per {0}: geometric means, not the median {0}"
-_FOLDED = (
-    "xN: equal blocks in one line: their sums, and the widest ends of their intervals. "
-    "--no-fold prints one line per block."
-)
 _RANKS = {"base_ns": 2, "new_ns": 0, "change": 0, "low": 3}
 _COLUMNS = {
     "row": Column("", "path"),
@@ -59,7 +55,8 @@ def _changes(result: Diff) -> tuple[list[dict[Any, Any]], str, list[str]]:
         costliest = undecided.sort_values("new_ns", ascending=False, kind="stable").iloc[0]
         omitted.append(f"{plural(len(undecided), 'row')} undecided, the costliest {named(costliest)}")
     printed = [row for level_rows in levels for row in level_rows.head(top).to_dict("records")]
-    return printed, "; ".join(omitted), [*([] if folded is layers else [_FOLDED]), *result.notes]
+    notes = [] if folded is layers else [TEXTS["notes"]["folded_changes"]]
+    return printed, "; ".join(omitted), [*notes, *result.notes]
 
 
 def _kernels(result: Diff) -> list[str]:

@@ -15,6 +15,7 @@ from nvprof_kit._analysis.layers.layers import Layers
 from nvprof_kit._analysis.layers.sums import SPLITS
 from nvprof_kit._report.text.table import FOLD_COLUMNS, Bar, Column, Grid, below, capture_line, fold_cells, fold_notes
 from nvprof_kit._report.text.texts import (
+    TEXTS,
     Milliseconds,
     count_per_step,
     is_missing,
@@ -298,24 +299,15 @@ def _divisor(result: Layers) -> int:
 
 def _notes(result: Layers, grid: Grid) -> list[str]:
     unit = "Milliseconds per step" if _divisor(result) > 1 else "Milliseconds"
-    notes = [
-        f"{unit} of {time_name(result)}, with nested layers; self share: without. CPU: wall time inside the layer's "
-        "ranges."
-    ]
+    notes = [TEXTS["notes"]["layers"].format(unit=unit, time=time_name(result))]
     if result.summary.comm_ns:
         notes.append("comm is the part of total in communication, which may be waiting for other ranks.")
     if "of_limit" in grid.printed_columns:
-        notes.append(
-            "of limit: the least time that this GPU needs for these operators, over the time they took; "
-            "`nvprof-kit flops` has it by phase."
-            + (" By the peaks measured on this machine." if result.peaks and result.peaks.measured else "")
-        )
+        measured = " By the peaks measured on this machine." if result.peaks and result.peaks.measured else ""
+        notes.append(TEXTS["notes"]["of_limit"] + measured)
     notes += fold_notes(grid, "their sums", "of one of them, without communication")
     if result.memory is not None:
-        notes.append(
-            "MiB of 1,048,576 bytes: kept is what one forward call leaves allocated, peak the maximum while it ran, "
-            "CUDA what cudaMalloc allocated in the whole capture."
-        )
+        notes.append(TEXTS["notes"]["layer_memory"])
         if result.memory.before_bytes:
             notes.append(f"{memory_size(result.memory.before_bytes)} were allocated before the capture began.")
     return notes

@@ -10,22 +10,11 @@ from rich.text import Text
 from nvprof_kit._analysis.memory.memory import Memory
 from nvprof_kit._report.page.template import result_page
 from nvprof_kit._report.text.table import below, frame_table, html_of, ranked_notes
-from nvprof_kit._report.text.texts import memory_size, percent
+from nvprof_kit._report.text.texts import TEXTS, memory_size, percent
 from nvprof_kit._result.formats import title
 
 MOST_ROWS = 20
 """Maximum number of displayed rows per table; data formats contain all rows."""
-
-VIEWS = {
-    "layer": "At the peak, by layer",
-    "stack": "At the peak, by stack",
-    "size": "At the peak, by size",
-    "allocation": "Allocated over the whole history, by layer",
-    "step": "From step to step",
-    "segment": "Segments, the most idle memory first",
-    "leak": "Left behind by step after step",
-}
-"""The views with their headings."""
 
 
 def memory_report(result: Memory) -> list[RenderableType]:
@@ -37,7 +26,7 @@ def memory_report(result: Memory) -> list[RenderableType]:
         if len(rows):
             top, columns = result.select.top or MOST_ROWS, result.columns[f"memory-{view}"]
             grid = frame_table(rows, top, columns, mib=True, bar="share")
-            parts += [Text(VIEWS[view], "bold"), grid, ""]
+            parts += [Text(TEXTS["memory"][view], "bold"), grid, ""]
     return [*parts, *below(("MiB of 1,048,576 bytes.", *ranked_notes(tables.values())), result.warnings)]
 
 

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from nvprof_kit._report.text.table import below, frame_table
-from nvprof_kit._report.text.texts import kernel_names, percent
+from nvprof_kit._report.text.texts import TEXTS, kernel_names, percent
 from nvprof_kit._result.formats import title
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ def plan_lines(plan: NcuPlan) -> list[str]:
         lines.append(f"that is {percent(plan.above_limit_ns / plan.gpu_ns)} of the GPU time")
     if plan.collectives_ns:
         left_out = percent(plan.collectives_ns / (plan.gpu_ns + plan.collectives_ns))
-        lines.append(
-            f"collectives are left out ({left_out} of the GPU time): much of it is waiting, and ncu cannot replay them "
-            "on one rank; ncu profile --kernel nccl -s communication --rank N measures them"
-        )
+        lines.append(TEXTS["notes"]["collectives"].format(share=left_out))
     if plan.every_layer:
         block, share = plan.least_covered
         lines.append(f"and for at least {percent(share)} of every block's; least in {block}")

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 
 from nvprof_kit._result.column import Columns, column_of
+from nvprof_kit._toml import read_toml
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from nvprof_kit._analysis.advise.advise import Advice
     from nvprof_kit._findings import Finding
+
+TEXTS: Mapping[str, Mapping[str, str]] = read_toml("nvprof_kit._report.text", "texts.toml")
+"""Headings of tables, by the answer, and ``notes`` below them."""
 
 
 @dataclass(frozen=True)

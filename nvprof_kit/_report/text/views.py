@@ -14,7 +14,7 @@ from rich.text import Text
 
 from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._report.text.table import Column, Grid, below, capture_line, frame_table, ranked_notes
-from nvprof_kit._report.text.texts import MS, is_missing, kernel_names, percent
+from nvprof_kit._report.text.texts import MS, TEXTS, is_missing, kernel_names, percent
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
 OUTSIDE = "outside steps"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
-_TITLES = {
-    "idle": "Idle time, by cause and by what the host was doing",
-    "communication": "Communication",
-    "copies": "Copies",
-    "launches": "Launches",
-    "queue": "Queued operations during {step}, by stream",
-    "critical-path": "Critical path of {step}",
-}
-
-
 _STATES = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 """The time of each state of a device."""
 OF_GPUS = ("idle", "copies", "launches", "queue")
@@ -48,7 +38,7 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
         parts += [Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out]
         parts += [*(_causes(result.idle) if on_gpu else ()), ""]
     step = _step_name(result.steps.iloc[result.critical_window])
-    for name, title in _TITLES.items():
+    for name, title in TEXTS["breakdown"].items():
         if name in tables and (view or (len(tables[name]) and (on_gpu or name not in OF_GPUS))):
             rows = _queue(tables[name]) if name == "queue" and len(tables[name]) else tables[name]
             if not on_gpu:
