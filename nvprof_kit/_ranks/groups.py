@@ -25,6 +25,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import Floats, Int64Array
 from nvprof_kit._ranks.columns import COLUMNS
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.jobs.tables import JobTables
 from nvprof_kit.issues import Issue, listing, plural
 from nvprof_kit.names import Category, GroupName, parse_groups
@@ -142,15 +143,9 @@ def _divided(moved: Floats, parts: list[int]) -> list[int]:
     return [int(first) for first in divided]
 
 
-_NAMES: Mapping[str, re.Pattern[str]] = {
-    parallel: re.compile(rf"(?:^|[^a-z])(?:{terms})(?:[^a-z]|$)", re.IGNORECASE)
-    for parallel, terms in {
-        "expert": "expert|ep|etp|moe",
-        "context": "context|cp|sequence|sp|ulysses|ring",
-        "pipeline": "pipeline|pipe|pp|embedding",
-        "tensor": "tensor|tp|model_parallel|mp",
-        "data": "data|dp|fsdp|hsdp|ddp|shard|replicate|dp_shard|dp_replicate|zero",
-    }.items()
+_NAMES = {
+    parallel: re.compile(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", re.IGNORECASE)
+    for parallel, words in read_toml("nvprof_kit._ranks", "groups.toml").items()
 }
 _FORWARD = (Category.FORWARD.value, Category.RECOMPUTE.value)
 _POINT_TO_POINT = {"Send", "Recv", "SendRecv"}

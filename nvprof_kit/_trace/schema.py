@@ -90,6 +90,9 @@ _SOURCES = read_toml("nvprof_kit._trace", "sources.toml")
 NSYS_SOURCES: Mapping[str, NsysTable] = {table: NsysTable(**entry) for table, entry in _SOURCES["nsys"].items()}
 """The tables of an nsys export used for a `Trace`; the others only describe the system."""
 
+NSYS_TABLES: Mapping[str, str] = _SOURCES["nsys_tables"]
+"""The tables of an nsys export that each table of a `Trace` is read from."""
+
 NSYS_DESCRIPTIONS: Mapping[str, Mapping[str, str]] = _SOURCES["nsys_descriptions"]
 """The columns that are read of the tables that describe the system, with the type of their values; '' for any."""
 

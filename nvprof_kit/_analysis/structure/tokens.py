@@ -9,7 +9,6 @@ launches all, as in the replay of a CUDA graph, the names of the kernels tell it
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,28 +17,12 @@ import numpy as np
 
 from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array
 from nvprof_kit._analysis.kernels.classes import CLASSES, classify
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 
 FORWARD, BACKWARD = 1, 2
 """Directions of an anchor."""
 
-_LOSS = r"softmax_warp_\w+<[^<>]*?\d+, (?:\(bool\)1|true),|log_?softmax|cross_?entropy|nll_loss"
-_PATTERNS: Mapping[str, str] = {
-    "backward": r"bwd|backward|bprop|dgrad|wgrad|grad_weight|_d[qkv]_|dot_do_o|convert_dq|reduce_head",
-    "neutral": r"unpack_cudnn|compute_dot|convert_dq|reduce_head|preprocess|postprocess",
-    "scan": r"depthwise|causal_conv1d|selective_(scan|state)|chunk_scan|delta_rule",
-    "loss": _LOSS,
-    "ends": _LOSS + r"|argmax",
-    "convolution": r"fprop|implicit_?gemm|im2col|nchwToNhwc|_convolve|conv(?!ert).*2d(?!.*depthwise)",
-    "sums": r"(?-i:CUDAFunctor_add<(?!long|int|bool))",
-    "contiguous": r"(?-i:vectorized_elementwise_kernel<)",
-    "sums_and_norms": r"add_?\w{0,12}(rms|layer)_?norm|(rms|layer)_?norm\w*add|triton_\w*add\w*(rsqrt|norm)",
-    "copies": r"(?-i:multi_tensor_apply_kernel.*\b(Copy|CopyFunctor)<)",
-    "angles": r"(^|[^a-z])(sin|cos)(_|$)",
-    "root": r"rsqrt",
-    "selection": r"topk|sort|MaxOps|_scan_",
-}
-"""What the names of kernels say, by the expression that finds it."""
 _CANDIDATES, _RECURS = 64, 0.8
 """Of a stretch without attention so many kernels are tried as anchors; so much of what is between two recurs."""
 _GROUP = 12
@@ -115,9 +98,10 @@ def sequences(trace: Trace) -> list[Sequence]:
     texts = [str(name) for name in ops["name"].cat.categories]
     names = {
         said: np.array([re.search(pattern, text, re.IGNORECASE) is not None for text in texts], dtype=bool)
-        for said, pattern in _PATTERNS.items()
+        for said, pattern in read_toml("nvprof_kit._analysis.structure", "kernel_names.toml").items()
     }
     names["convolution"] &= ~names["scan"]
+    names["ends"] |= names["loss"]
     end_kernels = (names["ends"][token] | _is_a(coarse, "optimizer", "sampling")) & ~names["copies"][token]
     outer = end_kernels | _is_a(coarse, "embedding")
     product = _is_a(coarse, "gemm", "experts")

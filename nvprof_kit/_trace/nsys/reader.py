@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from nvprof_kit._trace.files.kinds import has_tables
 from nvprof_kit._trace.reader import Request, Source
+from nvprof_kit._trace.schema import NSYS_TABLES
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.files.database import Database
@@ -20,18 +20,7 @@ if TYPE_CHECKING:
 class NsysReader:
     """Captures of nsys in any form."""
 
-    sources: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            **dict.fromkeys(("ranges", "marks", "collectives"), "NVTX_EVENTS"),
-            **dict.fromkeys(("api", "loads"), "CUPTI_ACTIVITY_KIND_RUNTIME"),
-            "calls": "CUPTI_ACTIVITY_KIND_RUNTIME or PROFILER_OVERHEAD",
-            "ops": "CUPTI_ACTIVITY_KIND_*",
-            "graph_nodes": "CUDA_GRAPH_NODE_EVENTS",
-            "allocations": "CUDA_GPU_MEMORY_USAGE_EVENTS",
-            "samples": "GPU_METRICS",
-            "scheduled": "SCHED_EVENTS",
-        }
-    )
+    sources: ClassVar[Mapping[str, str]] = NSYS_TABLES
 
     def sniff(self, path: Path, header: bytes) -> bool:
         """Whether a path is a capture of nsys."""
