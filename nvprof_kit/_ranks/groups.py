@@ -144,8 +144,8 @@ def _divided(moved: Floats, parts: list[int]) -> list[int]:
 
 
 _NAMES = {
-    parallel: re.compile(rf"(?:^|[^a-z])(?:{words})(?:[^a-z]|$)", re.IGNORECASE)
-    for parallel, words in read_toml("nvprof_kit._ranks", "groups.toml").items()
+    parallel: re.compile(rf"(?:^|[^a-z])(?:{terms})(?:[^a-z]|$)", re.IGNORECASE)
+    for parallel, terms in read_toml("nvprof_kit._ranks", "groups.toml").items()
 }
 _FORWARD = (Category.FORWARD.value, Category.RECOMPUTE.value)
 _POINT_TO_POINT = {"Send", "Recv", "SendRecv"}

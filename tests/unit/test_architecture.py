@@ -228,14 +228,17 @@ def test_sql_stays_with_the_tables_it_fills():
     assert {name.split(".")[0] for name in spoken} <= {"_trace"}
 
 
-@pytest.mark.parametrize(("kind", "document"), [("Issue", "issues.toml"), (r"\w+Error", "errors.toml")])
-def test_every_sentence_is_used_and_gets_its_facts(kind, document):
+MAKERS = [(r"Issue\.of|db\.warn", "issues.toml"), (r"\w+Error\.of", "errors.toml")]
+
+
+@pytest.mark.parametrize(("maker", "document"), MAKERS)
+def test_every_sentence_is_used_and_gets_its_facts(maker, document):
     sources = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
     sentences = read_toml("nvprof_kit", document)
     assert [code for code in sentences if f'"{code}"' not in sources] == []
     for call in [node for node in ast.walk(ast.parse(sources)) if isinstance(node, ast.Call)]:
         facts = {keyword.arg for keyword in call.keywords} | {"share"}
-        if re.fullmatch(rf"{kind}\.of", ast.unparse(call.func)) and isinstance(call.args[0], ast.Constant):
+        if re.fullmatch(maker, ast.unparse(call.func)) and isinstance(call.args[0], ast.Constant):
             sentence = sentences[call.args[0].value]
             fields = Formatter().parse(sentence if isinstance(sentence, str) else sentence[1])
             named = {re.match(r"\w*", field)[0] for _, field, _, _ in fields if field is not None}

@@ -29,12 +29,6 @@ from nvprof_kit._instrument.patches import Patch, Untraced, before, instead
 from nvprof_kit.errors import NvprofKitError
 from nvprof_kit.issues import Issue
 
-NOTHING_COUNTED = (
-    "nothing was counted: the program ran no second step, or the capture began in it; add --annotate, or mark its "
-    "steps with nvprof_kit.step"
-)
-"""What ``--count`` says if so."""
-
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 LAUNCHERS = frozenset(
@@ -192,7 +186,7 @@ class Recording:
         elif self._empty:
             say(Issue.of("nothing-recorded:process"))
         if awaits_second_step():
-            say(NOTHING_COUNTED)
+            say(Issue.of("nothing-counted:steps"))
 
     def _start(self) -> None:
         """Begin a recording with stacks, at the first call of a module, or after a step in which only compiled code

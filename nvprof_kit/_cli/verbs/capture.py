@@ -25,6 +25,7 @@ from nvprof_kit._cli.verbs.sources import ncu
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, NSYS, expect
 from nvprof_kit.errors import UsageError
 from nvprof_kit.integrations.annotate import environment
+from nvprof_kit.issues import Issue
 
 
 class _Doctor(click.Command):
@@ -50,7 +51,6 @@ def _profiled(
             NAME.flops.json: layers and flops then have each layer's least time.
         options: The arguments of `profile_program`.
     """
-    from nvprof_kit._capture.recorder.recording import NOTHING_COUNTED
     from nvprof_kit._trace.nsys.export import is_empty
 
     report = Path(expand_name(name.removesuffix(".nsys-rep")) if count else name).absolute()
@@ -60,7 +60,7 @@ def _profiled(
     environ = {**options.pop("environ", {}), **environment(annotate=annotate, count=str(counts or ""))}
     status = profile_program(program, name, is_empty=is_empty, environ=environ, **options)
     if counts is not None and not options["dry_run"] and not counts.exists():
-        say(NOTHING_COUNTED)
+        say(Issue.of("nothing-counted:steps"))
     raise click.exceptions.Exit(status)
 
 

@@ -16,6 +16,7 @@ from nvprof_kit._report.page.table import PageTable, page_table
 from nvprof_kit._report.page.template import render, short_text
 from nvprof_kit._report.page.timeline import Drawing, ShownStep
 from nvprof_kit._report.text.ranks import CHARGED_TO, ON_THE_PATH, summed
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -109,10 +110,6 @@ MAX_BOXES = 250_000
 _OF_LAYERS = {"median_ns": "computing", "idle_ns": "idle", "comm_ns": "communication, waiting included"}
 _OF_STEPS = {"wait_ns": "waiting for other ranks", "compute_ns": "computing", "idle_ns": "idle"}
 _OF_STEPS |= {"length_ns": "length of the step"}
-_NO_REPLAY = (
-    "the critical path and what-if: {:,} matched collectives are too many to be replayed; name the captures of fewer "
-    "ranks, for example those of one pipeline"
-)
 
 _SCRIPTS = ("core.js", "state.js", "table.js", "timeline.js", "heat.js", "job.js")
 _NONE = 65_535
@@ -150,7 +147,7 @@ def job_page(answer: Ranks, tables: JobTables, title: str, command: str, timelin
     variables = {"title": f"{title} · nvprof-kit ranks", "name": title, "command": command, "answer": answer}
     variables |= {"facts": job_size(len(ranks), answer.steps, answer.collectives), "tables": _tables(answer, command)}
     lacks_replay = answer.replay_error is None and answer.collectives
-    variables["left_out"] = [_NO_REPLAY.format(answer.collectives)] if lacks_replay else []
+    variables["left_out"] = [Issue.of("no-replay", count=answer.collectives)] if lacks_replay else []
     return render("job.html", _SCRIPTS, ("page.css",), loading=True, data=[data], **variables)
 
 

@@ -185,10 +185,10 @@ class Database(ABC):
         """The error for an invalid value in a table and column."""
         return CaptureError(f"{self.named}: {fault}; the file is damaged or of an unknown schema: export it again")
 
-    def warn(self, fault: str, share: float = 1.0) -> None:
-        """Add an issue to `CaptureInfo.warnings`, once; `share` is that of the rows that it concerns."""
-        if fault not in self.warnings:
-            self.warnings.append(Issue("rows", "warning", share, fault))
+    def warn(self, code: str, /, **facts: object) -> None:
+        """Add an issue of ``issues.toml`` to `CaptureInfo.warnings`, once."""
+        if (issue := Issue.of(code, **facts)) not in self.warnings:
+            self.warnings.append(issue)
 
 
 def extended(column: npt.NDArray[Any], rows: int, piece: npt.NDArray[Any]) -> npt.NDArray[Any]:

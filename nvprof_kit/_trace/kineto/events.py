@@ -22,7 +22,7 @@ from nvprof_kit._trace.kineto.stream import ARGUMENTS, NAMES, UNREADABLE, Args, 
 from nvprof_kit._trace.schema import KINETO_SOURCES, LONG_FRAME_NS
 from nvprof_kit._trace.validate import FILE_DAMAGED, check_time_span
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import Issue, as_issues
+from nvprof_kit.issues import Issue
 from nvprof_kit.names import DOMAIN
 
 if TYPE_CHECKING:  # imported once the events are read, so that both are not in memory at the same time
@@ -105,7 +105,7 @@ class Events:
             spans[category] = start_ns, start_ns + _whole_ns(named, "dur", np.asarray(columns.pop("dur")))
         check_time_span(named, [edge for span in spans.values() for edge in span])
         starts = {category: start_ns for category, (start_ns, _) in spans.items()}
-        self.warnings += as_issues("strays", strays(starts))
+        self.warnings += strays(starts)
         # the file counts from when the computer started, or from 1970
         begin_ns = min((int(start_ns.min()) for start_ns in starts.values()), default=0)
         self._tables: dict[str, pd.DataFrame] = {}
@@ -258,7 +258,7 @@ class Events:
                 raise CaptureError.of("damaged-events", path=named, events=events)
 
 
-def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
+def strays(starts: Mapping[str, Int64Array]) -> list[Issue]:
     """Warnings about events that lie more than an hour, and a hundred times as long as nearly all others last together,
     before or after the others.
 
@@ -268,15 +268,11 @@ def strays(starts: Mapping[str, Int64Array]) -> tuple[str, ...]:
     sampled = [times[:: max(len(times) // _SAMPLE, 1)] for times in starts.values()]
     sample = np.concatenate([np.empty(0, dtype=np.int64), *sampled])
     if len(sample) < _FEW:
-        return ()
+        return []
     first, median, last = np.quantile(sample, (0.02, 0.5, 0.98), method="nearest")
     limit = max(100 * int(last - first), 3600 * 10**9)
     counts = {name: int(np.count_nonzero(np.abs(times - int(median)) > limit)) for name, times in starts.items()}
-    return tuple(
-        f"ts of {name} lies hours away from the rest of the trace in {count} events; what they tell is wrong"
-        for name, count in counts.items()
-        if count
-    )
+    return [Issue.of("strays", name=name, count=count) for name, count in counts.items() if count]
 
 
 def _whole_ns(named: str | Path, noun: str, microseconds: npt.NDArray[np.float64]) -> Int64Array:

@@ -152,15 +152,13 @@ def warn_of_unread(
     is_known = among(events["kind"], defined(db, EVENT_TYPES))
     if count := int((in_domain & ~is_kind & ~is_known).sum()):
         unknown = np.unique(events["kind"][in_domain & ~is_kind & ~is_known])[:5]
-        db.warn(f"NVTX_EVENTS.eventType is unknown in {count} events, which are not read: "
-                + ", ".join(map(str, unknown)))  # fmt: skip
+        db.warn("rows:event-type", count=count, types=", ".join(map(str, unknown)))
     other_ids = {_DEFAULT_DOMAIN, *(id_ for _, id_ in nvtx.domains)} - {id_ for _, id_ in nvtx.pairs(domain)}
     rows = np.flatnonzero(~in_domain & (is_kind | ~is_known) & ~among(events["domain"], other_ids))
     (pids, ids), index = distinct_rows(events["pid"][rows], events["domain"][rows])
     is_unregistered = [pair not in nvtx.domains for pair in zip(pids.tolist(), ids.tolist(), strict=True)]
     if count := int(np.array(is_unregistered, dtype=bool)[index].sum()):
-        db.warn(f"NVTX_EVENTS.domainId or globalTid of {count} events names a domain that their process has not "
-                "registered: they are not read")  # fmt: skip
+        db.warn("rows:unregistered-domain", count=count)
 
 
 def ranges_of(db: Database, nvtx: Nvtx, domain: str) -> Columns:

@@ -86,7 +86,7 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
         copies = read["name_id"][is_copy]
         if unknown := {*few(copies).tolist()} - defined(db, COPY_KINDS) - {_UNKNOWN}:
             rows = int(np.isin(copies, [*unknown]).sum())
-            db.warn(f"{MEMCPY}.copyKind is {min(unknown)} in {rows} rows: copies of unknown direction")
+            db.warn("rows:copy-kind", table=MEMCPY, kind=min(unknown), rows=rows)
         # a kernel's name is a string in the file, other names follow from kind and direction
         pairs, index = distinct(read["name_id"] * len(OP_KINDS) + ops["kind"])
         named = [(OP_KINDS[pair % len(OP_KINDS)], pair // len(OP_KINDS)) for pair in pairs.tolist()]
@@ -106,7 +106,7 @@ def named_ops(db: Database, read: Columns, optional: Collection[str]) -> Columns
         ops["host_memory"] = labels(index_of_op, ["", *(_HOST_MEMORY.get(code, "") for code in codes.tolist())])
     if "mangled" in optional:
         if not (read["mangled"] >= 0).any():
-            db.warn(f"{KERNEL}.mangledName is missing: kernels have no linker names")
+            db.warn("rows:no-linker-names", table=KERNEL)
         ids, index = np.unique(read["mangled"], return_inverse=True)
         strings = strings_of(db, ids)
         ops["mangled"] = labels(index, [strings.get(id_, "") for id_ in ids.tolist()])

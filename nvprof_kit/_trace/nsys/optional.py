@@ -25,7 +25,7 @@ def read_allocations(db: Database) -> Columns:
     is_known = (read["kind"] >= 0) & (read["kind"] < len(_KINDS))
     if not is_known.all():
         unknown = read["kind"][~is_known]
-        db.warn(f"{_EVENTS}.memKind is {unknown[0]} in {len(unknown)} rows: memory of unknown kind")
+        db.warn("rows:memory-kind", table=_EVENTS, kind=unknown[0], count=len(unknown))
     calls = read_columns(db, RUNTIME, {"start_ns": "start", "tid": "globalTid", "correlation": "correlationId"})
     calls["pid"] = process_of(calls["tid"])
     call = launching_calls(calls, read | {"start_ns": read["time_ns"]})

@@ -180,26 +180,24 @@ def _check_joins(db: Database, ranges: Columns, ops: Columns, nodes: Columns, *,
     """Add warnings about values that the rest of the file contradicts."""
     count, open_count = len(ranges["start_ns"]), int(ranges["left_open"].sum())
     if open_count * 2 > count:
-        db.warn(f"NVTX_EVENTS.end is missing in {open_count} of {count} ranges: they are taken to last until the "
-                "capture's end")  # fmt: skip
+        db.warn("rows:no-end", open_count=open_count, count=count)
     if nameless := int(np.count_nonzero(ranges["text"] == "")):
-        db.warn(f"NVTX_EVENTS.text and textId give no text to {nameless} of {count} ranges")
+        db.warn("rows:no-text", nameless=nameless, count=count)
     if has_categories and set(ranges["category"].categories) <= {""}:
-        db.warn("NVTX_EVENTS.category is missing in every range, though the program registered categories")
+        db.warn("rows:no-category")
     of_graph, correlated = ops["graph_node"] >= 0, ops["correlation"] >= 0
     if len(nodes["node"]) and not of_graph.any() and repeated(ops["correlation"][correlated], ops["pid"][correlated]):
-        db.warn(f"{KERNEL}.graphNodeId is NULL in every row, though graphs were replayed")
+        db.warn("rows:no-graph-node", table=KERNEL)
     elif len(nodes["node"]) and of_graph.any():
         replayed = ops["correlation"][of_graph]
         if lost_rows := int(np.isin(ops["correlation"][correlated & ~of_graph], replayed).sum()):
-            db.warn(f"graphNodeId of kernels, copies or memsets is NULL in {lost_rows} rows of replayed graphs")
+            db.warn("rows:some-graph-nodes", lost_rows=lost_rows)
         if (nodes["original"] < 0).all():
-            db.warn(f"{node_table(db)}.originalGraphNodeId is NULL in every row: replayed kernels are counted for the "
-                    "layer that launched the graph")  # fmt: skip
+            db.warn("rows:no-original-node", table=node_table(db))
     gpus = _gpus(db)
     if unlisted := [device for device in few(ops["device"]).tolist() if gpus and device not in gpus]:
         rows = int(np.isin(ops["device"], unlisted).sum())
-        db.warn(f"deviceId of {rows} operations is {unlisted[0]}, a GPU that TARGET_INFO_GPU does not list")
+        db.warn("rows:unlisted-device", rows=rows, device=unlisted[0])
 
 
 def _gpus(db: Database) -> dict[int, str]:

@@ -149,9 +149,7 @@ def check_rows(db: Database, *tables: str) -> None:
             if nulls and (column in source.required or (column in source.partial and nulls == rows)):
                 raise db.refuse(f"{table}.{column} is NULL in {nulls} of {rows} rows")
             if nulls and column in source.partial:
-                db.warn(
-                    f"{table}.{column} is NULL in {nulls} of {rows} rows: what they tell is not joined with the rest"
-                )
+                db.warn("rows:some-null", table=table, column=column, nulls=nulls, count=rows)
 
 
 def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
@@ -162,17 +160,14 @@ def warn_of_descriptions(db: Database, *, environment: bool = False) -> None:
         if table not in db.tables or (table == "TARGET_INFO_SYSTEM_ENV" and not environment):
             continue
         for column in columns.keys() - db.tables[table]:
-            db.warn(f"the table {table} has no column {column}: what it describes is unknown")
+            db.warn("rows:no-column", table=table, column=column)
         present = {column: kind for column, kind in columns.items() if column in db.tables[table]}
         rows, faults = db.faults(table, present)
         for column, (nulls, wrong_count) in faults.items():
             kind = present[column]
             if nulls + wrong_count and (kind or nulls == rows):
                 sort = "a text" if kind == "text" else "a whole number" if kind else "given"
-                db.warn(
-                    f"{table}.{column} is not {sort} in {nulls + wrong_count} of {rows} rows: what they describe is "
-                    "unknown"
-                )
+                db.warn("rows:not-read", table=table, column=column, sort=sort, count=nulls + wrong_count, rows=rows)
 
 
 def export_facts(db: Database) -> dict[str, str]:
@@ -186,7 +181,7 @@ def strings_of(db: Database, ids: Iterable[int]) -> dict[int, str]:
     named_ids = {int(id_) for id_ in ids} - {-1, MISSING_PAYLOAD}
     texts = {id_: db.strings[id_] for id_ in named_ids if id_ in db.strings}
     if len(texts) < len(named_ids):
-        db.warn(f"StringIds lacks the text of {len(named_ids) - len(texts)} of {len(named_ids)} ids that events have")
+        db.warn("rows:no-strings", count=len(named_ids) - len(texts), total=len(named_ids))
     return texts
 
 
@@ -226,7 +221,7 @@ def check_enums(db: Database) -> None:
                 continue
             if name in numbers:
                 raise db.refuse(f"{table} numbers {name} as {numbers[name]}, where {number} was expected")
-            db.warn(f"{table} calls {number} {names[number]!r}; it is read as {name}")
+            db.warn("rows:numbered-otherwise", table=table, number=number, known=names[number], name=name)
 
 
 def defined(db: Database, table: str) -> set[int]:
