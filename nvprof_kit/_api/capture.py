@@ -18,6 +18,7 @@ from nvprof_kit._analysis.diff.gates import parse_gate
 from nvprof_kit._api.tables import Tables, optional_columns, run_query
 from nvprof_kit._result.result import Plot, RowOptions
 from nvprof_kit._result.writer import Document
+from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.files.kinds import CAPTURES, NEEDED, expect, recognised
 from nvprof_kit._trace.files.packed import read_packed
 from nvprof_kit.errors import CaptureError, UsageError, require_choice, require_positive
@@ -57,24 +58,8 @@ SectionSet = Literal["basic", "detailed", "full", "source", "roofline", "nvlink"
 MANY_OPERATIONS = 200_000
 """Captures with more operations get no findings in a report, because finding them takes long."""
 
-_BREAKDOWN = ("name", "stream", "bytes", "host_memory", "calls", "collectives", "loads", "scheduled", "frames")
-_MEMORY = ("marks", "allocations")
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    "layers": ("name", "loads"),
-    "memory": _MEMORY,
-    "breakdown": _BREAKDOWN,
-    "summary": ("name", "bytes", "host_memory", "calls", "scheduled", "loads"),
-    "kernels": ("name", "duration_ns"),
-    "advise": (*_BREAKDOWN, "samples"),
-    "flops": ("name", "loads"),
-    "metrics": ("name", "samples"),
-    "diff": ("name", "loads"),
-    "timeline": ("name", "stream"),
-    "page": ("name", "stream", "loads", *_MEMORY),
-}
-"""What each question reads of a capture beyond what is always read. It stands here, not beside the analysis, because
-the file is opened first: threads read it while pandas is imported.
-"""
+NEEDS: Mapping[str, Sequence[str]] = read_toml("nvprof_kit._api", "needs.toml")
+"""What each question reads of a capture beyond what is always read."""
 
 LARGE_BYTES = 100_000_000
 """In a larger file, count the operations before reading the columns that only findings need."""

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nvprof_kit._report.plots.plots import encode as encode_figure
 from nvprof_kit._report.text.table import html_of, text_of
 from nvprof_kit._result.result import Result, no_plot
+from nvprof_kit._toml import read_toml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 __all__ = ["encode_figure", "figure", "html_of", "page", "parts", "shown", "text_of"]
-
-RENDERERS: Mapping[str, Mapping[str, str]] = {
-    "Diff": {"parts": "text.diff:diff_report", "markdown": "text.diff:diff_markdown"},
-    "Flops": {"parts": "text.by_layer:flops_report"},
-    "Advice": {"parts": "text.advise:advise_report"},
-    "Breakdown": {"parts": "text.views:breakdown_report"},
-    "Checks": {"parts": "text.advise:findings_report"},
-    "Layers": {"parts": "text.layers:layers_report", "figure": "plots.layers:figure"},
-    "Memory": {
-        "parts": "text.memory:memory_report",
-        "figure": "plots.memory:memory_figure",
-        "page": "text.memory:memory_page",
-    },
-    "Metrics": {"parts": "text.by_layer:metrics_report"},
-    "NcuKernels": {"parts": "text.ncu:kernels_report"},
-    "NcuLayers": {"parts": "text.by_layer:ncu_layers_report", "figure": "plots.roofline:roofline_figure"},
-    "NcuPlan": {"parts": "text.ncu:plan_report", "script": "text.ncu:plan_script"},
-    "RankTable": {"parts": "text.ranks:rank_table", "figure": "plots.ranks:waits_figure"},
-    "Ranks": {"parts": "text.ranks:ranks_report", "figure": "plots.ranks:waits_figure"},
-    "Summary": {"parts": "text.views:summary_report"},
-    "Timers": {"parts": "text.timers:timers_report", "figure": "text.timers:timeline_figure"},
-}
-"""The functions that show a type, by its name: ``parts`` for the terminal, and perhaps others; each is named as module
-and function below `nvprof_kit._report`, and imported when it is needed.
-"""
 
 
 def parts(result: Result) -> list[RenderableType]:
@@ -83,7 +58,7 @@ def shown(result: Result, way: str, *words: Any) -> Any:
 
 def _renderer(result: Result, way: str) -> Any:
     """The function that shows an answer in one way; None if its type has none of its own."""
-    name = RENDERERS.get(type(result).__name__, {}).get(way)
+    name = read_toml("nvprof_kit._report", "renderers.toml").get(type(result).__name__, {}).get(way)
     if name is None:
         return None
     module, _, function = name.partition(":")

@@ -75,15 +75,7 @@ def column_of(columns: Columns, name: str) -> Column | None:
     return None if key is None else columns[key]
 
 
-FOLDED: Columns = {
-    "folded_into": Column(
-        "the group of equal blocks that contains it, such as `model.layers.0-79`; '' if none (only with `--fold`)",
-        kind="str",
-    ),
-    "unlike": Column(
-        "how it differs from the other blocks of the group; '' if it does not (only with `--fold`)", kind="str"
-    ),
-}
+FOLDED: Columns = read_columns("nvprof_kit._result", "folded")
 """The columns that ``--fold`` adds to rows of layers."""
 
 CAPTURE = Column("the file, with several captures", kind="str", fold="key")

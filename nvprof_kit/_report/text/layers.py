@@ -71,16 +71,6 @@ _SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns
 """Sort columns of the data that have a different name in the tree."""
 
 
-_EVIDENCE = {
-    "launch": "the range around its launch",
-    "graph node": "the range in which its CUDA graph was captured",
-    "other thread": "the range open on another thread",
-    "structure": "the order of kernels",
-    "none": "nothing",
-}
-"""What tells the layer of an operation, by `nvprof_kit._analysis.attribution.attribution.HOW`."""
-
-
 def layers_report(result: Layers) -> list[RenderableType]:
     """The capture, the tree with its times, or with a column per step if the rows are by step, and all warnings."""
     parts = steps_table(result) if "step" in result.rows else tree_table(result)
@@ -257,7 +247,8 @@ def header(result: Layers) -> list[RenderableType]:
         lines.append(f"In a named layer: {percent(summary.layer_ns / summary.work_ns)} of {work}, {of_loop}")
     lines += left_out_lines(result)
     if set(summary.by_how) - {"launch", "none"}:
-        shares = (f"{_EVIDENCE[how]} {percent(ns / max(summary.total_ns, 1))}" for how, ns in summary.by_how.items())
+        evidence, total_ns = TEXTS["evidence"], max(summary.total_ns, 1)
+        shares = (f"{evidence[how]} {percent(ns / total_ns)}" for how, ns in summary.by_how.items())
         lines.append(f"An operation's layer is known from: {', '.join(shares)}")
     return [capture_line(info, summary.steps, summary.all_steps), *map(Text, lines)]
 

@@ -53,13 +53,6 @@ from nvprof_kit.names import DOMAIN
 _LIBRARY = re.compile(
     r"^(nccl|nvshmem|cublas|cudnn|cufft|cusparse|cusolver|cutlass|cccl|thrust|nvtx|ucx|ucp|openmp|mpi)", re.I
 )
-_CALLS_ONLY = (
-    "CUDA calls but no kernel, copy or memset in the collected window; include GPU work in the window (a later "
-    "--delay, a longer --duration, cudaProfilerStop after a synchronize)"
-)
-_NO_CUDA = (
-    "no GPU operations: CUDA was not traced, or nothing ran on a GPU; record with `nsys profile --trace=cuda,nvtx`"
-)
 
 
 def read_nsys(db: Database, request: Request) -> Trace:
@@ -76,7 +69,7 @@ def read_nsys(db: Database, request: Request) -> Trace:
     check_rows(db, "StringIds")
     check_enums(db)
     warn_of_descriptions(db)
-    reason = "" if op_tables(db) else _CALLS_ONLY if RUNTIME in db.tables else _NO_CUDA
+    reason = "" if op_tables(db) else Issue.of("no-gpu:calls-only" if RUNTIME in db.tables else "no-gpu:no-cuda")
     if reason and not request.cpu_only:
         raise CaptureError(f"{db.named}: {reason}")
     timed, busy = "duration_ns" in optional, BUSY_CALLS in optional
