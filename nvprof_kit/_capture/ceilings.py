@@ -64,17 +64,13 @@ def measure_peaks(folder: str | Path) -> Finding:
     return checked("ok", "peaks", text)
 
 
-def measure(
-    device: str, capability: tuple[int, int], width: int = WIDTH, copy_bytes: int = COPY_BYTES, seconds: float = SECONDS
-) -> tuple[Mapping[str, float], float]:
+def measure(device: str, capability: tuple[int, int], width: int = WIDTH) -> tuple[Mapping[str, float], float]:
     """Operations per second by data type, and bytes per second.
 
     Args:
         device: PyTorch's device.
         capability: Its compute capability, which decides about the data types.
         width: Rows and columns of the matrices.
-        copy_bytes: Size of the copied array.
-        seconds: Time for each measurement.
     """
     import torch
 
@@ -86,31 +82,31 @@ def measure(
         for name, precision, since in (("fp32", "highest", (0, 0)), ("tf32", "high", (8, 0))):
             if capability >= since:
                 torch.set_float32_matmul_precision(precision)
-                flops[name] = operations / _fastest(partial(torch.matmul, left, right), device, seconds)
+                flops[name] = operations / _fastest(partial(torch.matmul, left, right), device)
     finally:
         torch.set_float32_matmul_precision(before)
     for name, dtype, since in (("bf16", torch.bfloat16, (8, 0)), ("fp16", torch.float16, (7, 0))):
         if capability >= since:
-            flops[name] = operations / _fastest(partial(torch.matmul, left.to(dtype), right.to(dtype)), device, seconds)
+            flops[name] = operations / _fastest(partial(torch.matmul, left.to(dtype), right.to(dtype)), device)
     if capability >= (8, 9):
         eighths = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
         scale = torch.ones((), device=device)
         options = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16, "use_fast_accum": True}
-        flops["fp8"] = operations / _fastest(partial(torch._scaled_mm, *eighths, **options), device, seconds)
+        flops["fp8"] = operations / _fastest(partial(torch._scaled_mm, *eighths, **options), device)
     del left, right
-    source, addend, target = (torch.ones(copy_bytes // 4, device=device) for _ in range(3))
+    source, addend, target = (torch.ones(COPY_BYTES // 4, device=device) for _ in range(3))
     passes = (2, lambda: target.copy_(source)), (3, lambda: torch.add(source, addend, out=target)), (1, target.zero_)
-    return flops, max(arrays * copy_bytes / _fastest(run, device, seconds) for arrays, run in passes)
+    return flops, max(arrays * COPY_BYTES / _fastest(run, device) for arrays, run in passes)
 
 
-def _fastest(run: Callable[[], Any], device: str, seconds: float) -> float:
+def _fastest(run: Callable[[], Any], device: str) -> float:
     """Seconds of the fastest run, of those that fit into a time."""
     import torch
 
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     run()
     synchronize()
-    fastest, end = float("inf"), time.perf_counter() + seconds
+    fastest, end = float("inf"), time.perf_counter() + SECONDS
     while time.perf_counter() < end or fastest == float("inf"):
         start = time.perf_counter()
         for _ in range(_RUNS):

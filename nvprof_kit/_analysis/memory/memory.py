@@ -7,7 +7,6 @@ memory from before the history has a row of its own, so the rows add up to the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,8 +16,7 @@ import pandas as pd
 from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._analysis.layers.fold import Views
 from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
-from nvprof_kit._analysis.memory.steps import SEGMENTS, STEPS, TRAFFIC, segment_table, step_table, traffic_table
-from nvprof_kit._result.column import Columns, read_columns
+from nvprof_kit._analysis.memory.steps import COLUMNS, segment_table, step_table, traffic_table
 from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue
 from nvprof_kit.names import NO_LAYER
@@ -28,23 +26,6 @@ if TYPE_CHECKING:
 
 
 _RESERVING = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-
-HOLDERS = read_columns("nvprof_kit._analysis.memory", "layer")
-"""Columns of `Memory.layer`; `Memory.stack` and `Memory.size` have ``stack`` or ``size`` in place of the first two."""
-
-LEAKS = read_columns("nvprof_kit._analysis.memory", "leak")
-"""Columns of `Memory.leak`."""
-
-COLUMNS: Mapping[str, Columns] = {
-    "layer": HOLDERS,
-    "stack": HOLDERS | read_columns("nvprof_kit._analysis.memory", "stack"),
-    "size": HOLDERS | read_columns("nvprof_kit._analysis.memory", "size"),
-    "allocation": TRAFFIC,
-    "step": STEPS,
-    "segment": SEGMENTS,
-    "leak": LEAKS,
-}
-"""The columns of each table."""
 
 _LEAK_STEPS = 3
 
@@ -78,18 +59,18 @@ class MemorySummary:
 class Memory(Views):
     """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
 
+    The columns of its tables are in `nvprof_kit._analysis.memory.steps.COLUMNS`.
+
     Attributes:
         path: The snapshot's file.
         summary: Key figures of the device.
-        layer: Memory held at the peak by layer and phase; columns `HOLDERS`.
+        layer: Memory held at the peak by layer and phase.
         stack: The same by the call stack of the allocation.
         size: The same by size class.
-        allocation: Allocations of each layer over the whole history; columns
-            `nvprof_kit._analysis.memory.steps.TRAFFIC`.
-        step: Growth from step to step; columns `nvprof_kit._analysis.memory.steps.STEPS`; empty if no allocation is
-            labelled with a step.
-        segment: Fragmentation; columns `nvprof_kit._analysis.memory.steps.SEGMENTS`.
-        leak: Allocations that step after step did not free; columns `LEAKS`.
+        allocation: Allocations of each layer over the whole history.
+        step: Growth from step to step; empty if no allocation is labelled with a step.
+        segment: Fragmentation.
+        leak: Allocations that step after step did not free.
         level_bytes: Allocated bytes after each event, shape ``(events,)``.
         reserved_bytes: Reserved bytes after each event, shape ``(events,)``.
         time_ns: Time of each event since the first, shape ``(events,)``.
@@ -173,7 +154,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
         allocation=traffic_table(in_history, len(events)),
         step=step_table(in_history, level, labels["step"].loc[events["label"].cat.codes]),
         segment=segments,
-        leak=leaks[list(LEAKS)],
+        leak=leaks[list(COLUMNS["leak"])],
         level_bytes=level,
         reserved_bytes=_level(events, _RESERVING, reserved),
         time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),

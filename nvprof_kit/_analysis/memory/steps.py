@@ -8,14 +8,15 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
-from nvprof_kit._result.column import read_columns
+from nvprof_kit._result.column import read_tables
 
-SEGMENTS = read_columns("nvprof_kit._analysis.memory", "segment")
-"""Columns of the segments' table."""
+_TABLES = read_tables("nvprof_kit._analysis.memory")
+COLUMNS = _TABLES | {view: {**_TABLES["layer"], **_TABLES[view]} for view in ("stack", "size")}
+"""The columns of each table."""
 
 
 def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> pd.DataFrame:
-    """A row for each segment of a device, with the columns of `SEGMENTS`, the one with the most idle memory first."""
+    """A row for each segment of a device, the one with the most idle memory first."""
     used = blocks["state"] != "inactive"
     idle = blocks["size_bytes"].where(~used, 0)
     by_segment = pd.DataFrame(
@@ -33,15 +34,11 @@ def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> 
     fragmentation = 1 - table["largest_free_bytes"] / table["free_bytes"].where(table["free_bytes"] > 0)
     table = table.assign(fragmentation=fragmentation.fillna(0.0)).astype({"kind": "str", "pool": "str"})
     table = table.sort_values("free_bytes", ascending=False, kind="stable", ignore_index=True)
-    return table[list(SEGMENTS)]
-
-
-STEPS = read_columns("nvprof_kit._analysis.memory", "step")
-"""Columns of the table of steps."""
+    return table[list(COLUMNS["segment"])]
 
 
 def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int]) -> pd.DataFrame:
-    """A row for each step, with the columns of `STEPS`.
+    """A row for each step.
 
     Args:
         allocations: Blocks allocated in the history: columns start, end (numbers of events), size_bytes, step.
@@ -50,7 +47,7 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
     """
     rows = np.flatnonzero(step.notna().to_numpy())
     if not len(rows):
-        return pd.DataFrame({name: pd.Series(dtype="int64") for name in STEPS})
+        return pd.DataFrame({name: pd.Series(dtype="int64") for name in COLUMNS["step"]})
     numbers, code = np.unique(step.to_numpy(dtype=np.int64, na_value=0)[rows], return_inverse=True)
     first, last = np.full(len(numbers), len(level)), np.zeros(len(numbers), dtype=np.int64)
     np.minimum.at(first, code, rows)
@@ -72,12 +69,8 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
     )
 
 
-TRAFFIC = read_columns("nvprof_kit._analysis.memory", "allocation")
-"""Columns of the table of allocations."""
-
-
 def traffic_table(allocations: pd.DataFrame, events: int) -> pd.DataFrame:
-    """A row for each layer and phase, with the columns of `TRAFFIC`, the one that held most at a time first.
+    """A row for each layer and phase, the one that held most at a time first.
 
     Args:
         allocations: Blocks allocated in the history: columns start, end (numbers of events), size_bytes, layer, phase.
@@ -93,6 +86,6 @@ def traffic_table(allocations: pd.DataFrame, events: int) -> pd.DataFrame:
     table["peak_bytes"] = of_owner(changes.assign(level=of_owner(changes).cumsum()), "level").max()
     left = allocations[allocations["end"] == events]
     table["kept_bytes"] = of_owner(left).sum().reindex(table.index, fill_value=0)
-    typed = table.reset_index().astype({"layer": "str", "phase": "str"})[list(TRAFFIC)]
+    typed = table.reset_index().astype({"layer": "str", "phase": "str"})[list(COLUMNS["allocation"])]
     in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
     return in_order
