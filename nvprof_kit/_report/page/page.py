@@ -28,6 +28,7 @@ from nvprof_kit._report.text.layers import layers_by_step, left_out_lines, row_n
 from nvprof_kit._report.text.table import capture_facts
 from nvprof_kit._report.text.texts import is_missing, percent, saving
 from nvprof_kit._report.text.views import OF_GPUS, OUTSIDE, parts_of_wall
+from nvprof_kit._toml import read_toml
 from nvprof_kit.issues import printed
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
@@ -186,13 +187,7 @@ def sheet_of(
 # ---------------------------------------------------------------- findings
 
 
-_TITLES = {
-    "idle": ("Idle time by its cause", "why the GPU was idle, and where the host was"),
-    "communication": ("Communication", "collectives by layer, and their exposed part"),
-    "copies": ("Copies", "copies and memsets by layer"),
-    "launches": ("Launches", "where the host cannot launch as fast as the GPU works"),
-    "critical-path": ("Critical path", "what determines the length of the median step"),
-}
+_TITLES = read_toml("nvprof_kit._report.page", "titles.toml")["breakdown"]
 
 
 def _findings(

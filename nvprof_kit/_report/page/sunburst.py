@@ -8,6 +8,7 @@ from typing import Any
 
 from nvprof_kit._report.page.template import render
 from nvprof_kit._result.writer import write_file
+from nvprof_kit._toml import read_toml
 
 Row = Sequence[Any]
 """Kind, path, bytes, device."""
@@ -15,13 +16,7 @@ Row = Sequence[Any]
 Point = tuple[str, str, Sequence[Row]]
 """A time point: name, compute device, rows."""
 
-PAGES: Mapping[str, tuple[str, str]] = {
-    "params": ("params_memory_sunburst.html", "Parameters"),
-    "grads": ("grads_memory_sunburst.html", "Gradients"),
-    "os_params": ("os_params_memory_sunburst.html", "Optimizer's copies of parameters"),
-    "os_state": ("os_memory_sunburst.html", "Optimizer state"),
-    "activation": ("activation_memory_sunburst.html", "Activations kept for the backward pass"),
-}
+PAGES: Mapping[str, Sequence[str]] = read_toml("nvprof_kit._report.page", "titles.toml")["sunburst"]
 """File name and title of the page of each kind."""
 
 SUMMARY = "summary_sunburst.html"
