@@ -662,13 +662,7 @@ class Capture:
             flops = self.flops(steps=steps) if find_flops(self.path) else None
         except CaptureError as error:  # the page is complete without MFU, which is optional
             unfit = [f"{error}; the page has no MFU"]
-        left_out = [
-            f"what to do: nvprof-kit advise {self.path}",
-            f"idle time and its causes, communication, copies and the critical path: nvprof-kit breakdown {self.path}",
-        ]
-        scope: dict[str, Any] = {"with_findings": with_findings, "of": of}
-        scope["left_out"] = [] if with_findings else left_out
-        return sheet_of(operations, steps, flops=flops, **scope), unfit
+        return sheet_of(operations, steps, flops=flops, with_findings=with_findings, of=of), unfit
 
 
 def _with_work(result: Diff) -> Diff:

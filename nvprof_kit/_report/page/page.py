@@ -43,6 +43,9 @@ MAX_ROWS = 2_000
 MAX_CELLS = 200_000
 """Maximum number of cells (layers times steps) on the page; the costliest layers are kept."""
 
+TITLES = read_toml("nvprof_kit._report.page", "titles.toml")
+"""Titles of tables, and what a page says."""
+
 MAX_TITLES = 4
 """Maximum number of highlighted steps: the typical step, the slowest, and those with findings."""
 
@@ -95,15 +98,7 @@ def report_page(sheets: Sequence[Sheet]) -> bytes:
     )
 
 
-def sheet_of(
-    operations: Operations,
-    steps: StepOptions,
-    *,
-    flops: Flops | None,
-    with_findings: bool,
-    left_out: Sequence[str],
-    of: int,
-) -> Sheet:
+def sheet_of(operations: Operations, steps: StepOptions, *, flops: Flops | None, with_findings: bool, of: int) -> Sheet:
     """A capture on the page.
 
     Args:
@@ -111,7 +106,6 @@ def sheet_of(
         steps: The steps that the figures per step cover; if they are selected, the timeline has no others.
         flops: FLOPs and utilization; None if operators were not counted.
         with_findings: Whether to look for findings, and to break the steps down.
-        left_out: One sentence for each omitted analysis.
         of: Number of captures, which share the limits of the page.
     """
     trace, attribution = operations.trace, operations.attribution
@@ -137,7 +131,7 @@ def sheet_of(
     more_rows, more_steps = len(result.tree) - len(page_rows.rows), len(selectable) - len(shown_steps)
     left_out = [
         *([f"{more_rows:,} layers of little time: nvprof-kit layers {path} --format csv"] if more_rows else []),
-        *left_out,
+        *([] if with_findings else [text.format(path=path) for text in TITLES["without_findings"].values()]),
         *([f"{more_steps:,} steps cannot be chosen: nvprof-kit report {path} --steps N"] if more_steps > 0 else []),
     ]
     variables = {
@@ -187,9 +181,6 @@ def sheet_of(
 # ---------------------------------------------------------------- findings
 
 
-_TITLES = read_toml("nvprof_kit._report.page", "titles.toml")["breakdown"]
-
-
 def _findings(
     operations: Operations, options: StepOptions, flops: Flops | None
 ) -> tuple[Advice | None, list[table.PageTable]]:
@@ -206,7 +197,7 @@ def _findings(
     rows = rows.assign(step=rows["step"].astype(object).where(rows["step"].notna(), OUTSIDE))
     tables = [table.page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
     step = steps["step"].iloc[result.critical_window] if len(steps) else None
-    for view, (title, about) in _TITLES.items():
+    for view, (title, about) in TITLES["breakdown"].items():
         rows = result.table(view).rename(columns=names)
         if len(rows) and (on_gpu or view not in OF_GPUS):
             of_step = f" of step {step}" if view == "critical-path" and not is_missing(step) else ""
