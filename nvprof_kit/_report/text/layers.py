@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +65,6 @@ OUTSIDE = "outside"
 
 LITTLE = 0.7
 """With the GPU busy for less than this share of the steps, what it waits for matters more than its layers."""
-
-_SORTS = dict.fromkeys(("gpu_self", "gpu_total", "gpu_busy", "share"), "total_ns")
-"""Sort columns of the data that have a different name in the tree."""
 
 
 def layers_report(result: Layers) -> list[RenderableType]:
@@ -154,17 +150,19 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
         times: Additional columns of times, with a row for each row of the tree.
     """
     select, tree, rows = result.select, result.tree, result.rows
-    if "limit_ns" in rows:  # of each row the least time of its work, and the time it took, over phases with a limit
-        rows = rows[rows["limit_ns"] > 0]
-        limits = rows[["limit_ns", "gpu_busy_ns"]].groupby(row_names(rows)).sum()
-        limits = limits.reindex(row_names(tree), fill_value=0.0).set_axis(tree.index)
-        tree = tree.assign(limit_ns=limits["limit_ns"], limited_ns=limits["gpu_busy_ns"])
+    if select.sort or "limit_ns" in rows:  # the columns of csv, over all phases
+        figures = rows.select_dtypes("number")
+        if "limit_ns" in rows:
+            figures = figures.assign(limited_ns=rows["gpu_busy_ns"].where(rows["limit_ns"] > 0, 0))
+        sums = figures.groupby(row_names(rows)).sum().reindex(row_names(tree), fill_value=0).set_axis(tree.index)
+        tree = tree.join(sums[[name for name in sums if name not in tree]])
     tree = select.among(tree if times is None else tree.assign(**dict(times)))
     if result.depth is not None:
         tree = tree[tree["depth"] < result.depth]
     printed, _ = fold_tree(tree, select.fold)
-    key = select.sort.strip().lower().removesuffix("_ns").replace("-", "_")
-    return replace(select, sort=_SORTS.get(key, select.sort)).sorted(printed)
+    if "limit_ns" in printed:
+        printed["of_limit"] = printed["limit_ns"] / printed["limited_ns"]
+    return select.sorted(printed)
 
 
 def tree_lines(result: Layers) -> list[Line]:
@@ -188,7 +186,7 @@ def tree_lines(result: Layers) -> list[Line]:
             **fold_cells(row, ms),
         }
         if row.get("limit_ns"):
-            cells["of_limit"] = percent(row["limit_ns"] / row["limited_ns"])
+            cells["of_limit"] = percent(row["of_limit"])
         for name in MEMORY_COLUMNS:
             if not is_missing(count := row.get(name)) and count:
                 cells[name] = mib_cell(count)

@@ -68,8 +68,9 @@ def test_equal_blocks_fold_where_there_are_many(capture):
 def test_where_sort_and_top(capture):
     assert labels(table("layers", capture, "--where", "*.mlp")) == ["layers.0-9.mlp x10"]
     assert labels(table("layers", capture, "--where", "layers.3*")) == ["layers.3", "layers.3.mlp"]
-    text = table("layers", capture, "--no-fold", "--sort", "gpu_total", "--top", "2")
-    assert labels(text) == ["layers.3", "layers.0"]
+    for column in ("gpu_total", "total_share", "compute_ns"):  # named as in csv
+        text = table("layers", capture, "--no-fold", "--sort", column, "--top", "2")
+        assert labels(text) == ["layers.3", "layers.0"]
     assert "… and 20 more rows; --top N or -o FILE.csv shows them" in text
     assert [row["layer"][-1] for row in rows("layers", capture, "--where", "*.3", "--where", "*.5")] == ["3", "5"]
     assert rows("layers", capture, "--sort", "gpu_self")[0]["layer"] == "layers.3"
