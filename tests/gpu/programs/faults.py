@@ -1,6 +1,6 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only prefill,lora+adapters-in-fp32] [--pairs 11] [--seconds 500]
+    python tests/gpu/programs/faults.py --out FOLDER [--only chat,encoder+spectra-on-the-host] [--pairs 7]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import json
 import lzma
 import os
+import pickle
 import statistics
 import sys
 import tempfile
@@ -26,7 +28,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from functools import partial, reduce
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, SubprocessError
 from typing import Any
@@ -36,16 +39,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import nvprof_kit
 
 PLANTED = Path(__file__).parents[2] / "data" / "faults" / "planted.tsv"
-FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("tenth\t")]
+FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("eleventh\t")]
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
-ALONE = ("embedding", "lora", "moe", "compiled")  # annotated by annotate_model alone
+ALONE = ("encoder",)  # annotated by annotate_model alone
 NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
 checkpointed = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
 
@@ -90,13 +92,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int, act: Any = gelu):
+    def __init__(self, width: int):
         super().__init__()
-        self.up, self.act = nn.Linear(width, 4 * width, bias=False), act
+        self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
+        return self.down(gelu(self.up(x)))
 
 
 class Experts(nn.Module):  # each takes the tokens that suit it most
@@ -119,14 +121,6 @@ class Experts(nn.Module):  # each takes the tokens that suit it most
             y = gelu(flat.index_select(0, rows) @ up) @ down
             out.index_add_(0, rows, y * share.index_select(0, rows).unsqueeze(1).to(y.dtype))
         return out.view_as(x)
-
-
-class NormByHand(nn.LayerNorm):
-    @torch.compiler.disable
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float() - x.float().mean(-1, keepdim=True)
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (y * self.weight + self.bias).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -169,19 +163,135 @@ def decoder(width: int, layers: int, words: int = 32_000, **options: Any) -> Tra
         return Transformer(toy(64, width), toy(4, layers), words, words, **options)
 
 
-def prefill() -> Iterator[Tensor]:
-    """Long prompts, of which the next token is wanted."""
+def turned(rotary: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention with rotary embeddings, whose cosines and sines are given."""
 
-    def written_out(x: Tensor) -> Tensor:
-        return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
+    def turn(x: Tensor) -> Tensor:
+        (first, second), (cos, sin) = x.chunk(2, -1), rotary
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-    mlp = partial(MLP, act=written_out) if planted("written-out-gelu") else MLP
-    model = decoder(4096, 8, 65_536, kv_heads=toy(2, 8), mlp=mlp)
+    return causal(turn(q), turn(k), v)
+
+
+def angles(places: Tensor, size: int) -> Tensor:
+    speeds = 1e4 ** -torch.linspace(0, 1, size // 2, device=NOW.device)
+    turns = places.unsqueeze(1) * speeds
+    return torch.stack([turns.cos(), turns.sin()]).to(NOW.dtype)
+
+
+class Dora(nn.Module):
+    """A linear layer with an adapter of low rank and a magnitude of each output, which can be merged."""
+
+    def __init__(self, base: nn.Linear):
+        super().__init__()
+        self.base, rank = base, toy(4, 64)
+        self.a = nn.Parameter(torch.randn(rank, base.in_features).to(base.weight) * 0.02)
+        self.b = nn.Parameter(torch.randn(base.out_features, rank).to(base.weight) * 0.02)
+        self.magnitude = nn.Parameter(base.weight.norm(dim=1))
+
+    def scales(self) -> Tensor:
+        return self.magnitude / (self.base.weight + self.b @ self.a).norm(dim=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.base(x) + F.linear(F.linear(x, self.a), self.b)) * self.scales()
+
+    def merged(self) -> nn.Linear:
+        self.base.weight.data = (self.base.weight + self.b @ self.a) * self.scales().unsqueeze(1)
+        return self.base
+
+
+def prune(mlp: MLP, used: int) -> None:
+    """Leaves the first of the middle units, and zeros up to a multiple of 64 of them, which change nothing."""
+    width = used if planted("pruned-to-an-odd-width") else -(-used // 64) * 64
+    up, down = mlp.up.weight.detach()[:width].clone(), mlp.down.weight.detach()[:, :width].clone()
+    up[used:], down[:, used:] = 0, 0
+    mlp.up.weight, mlp.down.weight = nn.Parameter(up), nn.Parameter(down)
+
+
+def chat() -> Iterator[Tensor]:
+    """Long prompts through a tuned and pruned decoder; the next token of each is wanted."""
+    batch, length = toy(2, 4), toy(8, 2048)
+    model = decoder(4096, 8, 65_536, kv_heads=toy(2, 8))
+    for layer in model.layers[: toy(2, 6)]:
+        for module, name in ((layer.attention, "qkv"), (layer.mlp, "up"), (layer.mlp, "down")):
+            dora = Dora(getattr(module, name))
+            setattr(module, name, dora if planted("adapters-not-merged") else dora.merged())
+    for layer in model.layers[toy(2, 6) :]:
+        prune(layer.mlp, toy(201, 14_001))
     nvprof_kit.annotate_model(model)
-    prompts = tokens(toy(2, 4), toy(8, 2048))
+    rotary = angles(torch.arange(length, device=NOW.device), toy(16, 128))
+    model.cores = [partial(turned, rotary)] * len(model.layers)
+    prompts = tokens(batch, length)
     while True:
-        last = slice(None) if planted("logits-of-the-prompt") else slice(-1, None)
-        yield model(prompts, last)[:, -1:]
+        yield model(prompts, slice(-1, None))
+
+
+class Drafter(nn.Module):
+    """Guesses some tokens at once from the last hidden state, by a head of its own for each, as Medusa does."""
+
+    def __init__(self, width: int, guesses: int):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(width, width // 4, bias=False) for _ in range(guesses))
+        self.out = nn.Linear(width // 4, width, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if planted("weights-broadcast-over-the-batch"):
+            weights = [head.weight.expand(len(hidden), -1, -1) for head in self.heads]
+            states = [torch.bmm(weight, hidden.unsqueeze(2)).squeeze(2) for weight in weights]
+        else:
+            states = [head(hidden) for head in self.heads]
+        return hidden.unsqueeze(1) + self.out(F.silu(torch.stack(states, 1)))
+
+
+def verified(cache: list[Tensor], scale: Tensor, q: Tensor, *new: Tensor) -> Tensor:
+    """Attention of the guesses, which are in the last places of the cache, to all of it."""
+    for old, last in zip(cache, new, strict=True):
+        values = (last / scale).round().clamp(-127, 127)
+        old[:, :, -last.shape[2] :] = values if planted("quantised-cache") else values * scale
+    k, v = (old.to(q.dtype) * scale for old in cache) if planted("quantised-cache") else cache
+    return everywhere(q, k, v)
+
+
+def speculate() -> Iterator[Tensor]:
+    """Speculative decoding of many requests: a graph guesses tokens and verifies them, with a static cache."""
+    batch, length, guesses = toy(2, 128), toy(8, 1024), toy(2, 8)
+    model = decoder(5120, 11, kv_heads=toy(2, 8))
+    model.drafter = Drafter(toy(64, 5120), guesses).to(NOW.device, NOW.dtype)
+    nvprof_kit.annotate_model(model)
+    scale = torch.tensor(1 / 32, device=NOW.device, dtype=NOW.dtype)
+    shape = (2, batch, toy(2, 8), length, toy(16, 128))
+    for number in range(len(model.layers)):
+        cache = torch.randint(-90, 91, shape, device=NOW.device, dtype=torch.int8)
+        cache = cache if planted("quantised-cache") else cache.to(NOW.dtype) * scale
+        model.cores[number] = partial(verified, [*cache], scale)
+    state = torch.randn(batch, toy(64, 5120), device=NOW.device, dtype=NOW.dtype)
+
+    def guess_and_verify() -> Tensor:
+        ids = model.head(model.drafter(state)).argmax(-1)
+        return model(ids, start=length - guesses)
+
+    def capture(pool: Any = None) -> tuple[Any, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            graph.capture_begin(pool, "thread_local")
+            logits = guess_and_verify()
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(aside)
+        return graph, logits
+
+    aside = torch.cuda.Stream() if NOW.device == "cuda" else None
+    guess_and_verify()
+    graph, logits = capture() if NOW.device == "cuda" else (None, guess_and_verify())
+    while True:
+        if planted("captured-each-step") and graph is not None:  # the requests may have changed
+            graph, logits = capture(graph.pool())
+        if graph is not None:
+            graph.replay()
+        else:
+            logits = guess_and_verify()
+        assert min(logits[:, 0].argmax(-1).tolist()) >= 0
+        yield logits
 
 
 def caches_of(model: Transformer, batch: int, length: int) -> list[list[Tensor]]:
@@ -189,296 +299,218 @@ def caches_of(model: Transformer, batch: int, length: int) -> list[list[Tensor]]
     return [[*torch.randn(shape, device=NOW.device, dtype=NOW.dtype)] for _ in model.layers]
 
 
-def cached(cache: list[Tensor], q: Tensor, *new: Tensor) -> Tensor:
-    """Attention of one token to a cache, whose last place is written in each step."""
-    if planted("checked-for-nan") and q.isnan().any():
-        raise FloatingPointError
-    if planted("cache-that-grows-by-cat"):
-        cache[:] = [torch.cat([old[:, :, :-1], last], 2) for old, last in zip(cache, new, strict=True)]
-    else:
-        for old, last in zip(cache, new, strict=True):
-            old[:, :, -1:] = last
-    return everywhere(q, *cache)
+class ServedExperts(Experts):
+    """Experts whose weights are stored as those of linear layers are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, out = x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
+        shares = self.router(flat).float().softmax(-1).T
+        weights, chosen = shares.topk(2 * len(flat) // len(shares))
+        up, down = self.up.mT, self.down.mT
+        if planted("experts-relaid-in-each-step"):
+            up, down = up.contiguous(), down.contiguous()
+        y = gelu(flat.index_select(0, chosen.flatten()).unflatten(0, chosen.shape) @ up) @ down
+        out.index_add_(0, chosen.flatten(), (y * weights.unsqueeze(2).to(y.dtype)).flatten(0, 1))
+        return out.view_as(x)
 
 
-def decode() -> Iterator[Tensor]:
-    """One token after the other, eagerly, with a static cache."""
-    batch, length = toy(2, 32), toy(8, 512)
-    model = decoder(5120, 12, kv_heads=toy(2, 8))
+class ManyAdapters(nn.Module):
+    """A linear layer with an adapter for each of four groups of requests, the first of which has the prompt too."""
+
+    def __init__(self, base: nn.Linear, requests: int):
+        super().__init__()
+        self.base, self.requests = base, requests
+        shapes = (4, 8, base.in_features), (4, base.out_features, 8)
+        self.a, self.b = (nn.Parameter(torch.randn(shape).to(base.weight) * 0.05) for shape in shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chunk = x.shape[1] - self.requests
+        if planted("adapters-gathered-for-each-token"):
+            groups = torch.arange(self.requests, device=x.device) // (self.requests // 4)
+            groups = F.pad(groups, (chunk, 0))
+            low = torch.bmm(self.a[groups], x[0].unsqueeze(2))
+            return self.base(x) + torch.bmm(self.b[groups], low).squeeze(2)
+        first, others = x[0].split([chunk, self.requests])
+        first = F.linear(F.linear(first, self.a[0]), self.b[0])
+        others = others.unflatten(0, (4, -1)) @ self.a.mT @ self.b.mT
+        return self.base(x) + torch.cat([first, others.flatten(0, 1)])
+
+
+class Prefixes:
+    """Blocks of texts that the cache may have, found by the hash of a block and of all before it."""
+
+    def __init__(self, texts: list[list[int]]):
+        self.blocks = [[tuple(text[i : i + 16]) for i in range(0, len(text), 16)] for text in texts]
+        self.chains = [self.chain(blocks) for blocks in self.blocks]
+        self.known = {chain[-1] for chain in self.chains}
+
+    def chain(self, blocks: list[tuple[int, ...]], before: bytes = b"") -> list[bytes]:
+        hashes = [before]
+        for block in blocks:
+            hashes.append(hashlib.sha256(pickle.dumps((hashes[-1], block))).digest())
+        return hashes[1:]
+
+    def found(self) -> int:
+        if planted("prefixes-hashed-again"):
+            last = [self.chain(blocks)[-1] for blocks in self.blocks]
+        else:
+            pairs = zip(self.blocks, self.chains, strict=True)
+            last = [self.chain(blocks[-1:], b"".join(chain[-2:-1]))[-1] for blocks, chain in pairs]
+        return sum(text in self.known for text in last)
+
+
+def batcher() -> Iterator[Tensor]:
+    """An engine's step of a mixture of experts: a part of a long prompt, and one token of each other request."""
+    chunk, requests, length = toy(8, 7936), toy(4, 256), toy(8, 512)
+    model = decoder(4096, 5, 65_536, kv_heads=toy(2, 8), mlp=ServedExperts)
+    for layer in model.layers:
+        layer.attention.out = ManyAdapters(layer.attention.out, requests)
     nvprof_kit.annotate_model(model)
-    model.cores = [partial(cached, cache) for cache in caches_of(model, batch, length)]
-    ids = tokens(batch, 1)
-    while True:
-        logits = model(ids, start=length - 1)
-        scores = logits.cpu().float() if planted("sampling-on-the-host") else logits
-        ids = scores.max(-1).indices.to(NOW.device)
-        yield logits
-
-
-def sampled(logits: Tensor) -> Tensor:
-    """The likeliest token after temperature, top-k and top-p."""
-    scores, ids = (logits.float() / 0.8).topk(20)
-    shares = scores.softmax(-1)
-    shares = shares.masked_fill(shares.cumsum(-1) - shares > 0.9, 0)
-    return ids.gather(-1, (shares / shares.sum(-1, keepdim=True)).argmax(-1, keepdim=True))
-
-
-def engine() -> Iterator[Tensor]:
-    """Continuous batching: a step runs a new prompt and one token of each other request, and hands out the tokens."""
-    chunk, requests, length = toy(8, 4096), toy(4, 128), toy(8, 1024)
-    model = decoder(4096, 8, 65_536, kv_heads=toy(2, 8))
-    nvprof_kit.annotate_model(model)
-    prompt, generated, starts = tokens(1, chunk), [[1]] * (requests + 1), range(0, requests * length, length)
+    prompt, generated = tokens(1, chunk), torch.ones(1, requests, dtype=torch.int64, device=NOW.device)
+    prefixes = Prefixes(np.random.default_rng(0).integers(0, 65_536, (requests, length)).tolist())
 
     def mixed(cache: list[Tensor], *qkv: Tensor) -> Tensor:
         first = causal(*(x[:, :, :chunk] for x in qkv))
         q, *new = (x[0, :, chunk:].transpose(0, 1).unsqueeze(2) for x in qkv)
         for old, last in zip(cache, new, strict=True):
             old[:, :, -1:] = last
-        if planted("gathered-cache"):
-            cache = [x.index_select(0, slots) for x in cache]
         return torch.cat([first, everywhere(q, *cache).transpose(0, 1)], 1)
 
     model.cores = [partial(mixed, cache) for cache in caches_of(model, requests, length)]
     while True:
-        with nvprof_kit.phase("schedule"):  # which blocks of four tokens of the cache each request has
-            table = torch.arange(requests).unsqueeze(1) * length + torch.arange(0, length, 4)
-            if planted("block-table-in-python"):
-                table = torch.tensor([[start + place for place in range(0, length, 4)] for start in starts])
-            slots = pinned(table[:, 0] // length).to(NOW.device, non_blocking=True)
-            last = pinned(torch.tensor([generated[1:]]).squeeze(2)).to(NOW.device, non_blocking=True)
-        logits = model(torch.cat([prompt, last], 1), slice(chunk - 1, None))[0]
+        with nvprof_kit.phase("schedule"):
+            assert prefixes.found() == requests
+        logits = model(torch.cat([prompt, generated], 1), slice(chunk, None))
         with nvprof_kit.phase("sample"):
-            rows = logits.split(1) if planted("requests-sampled-one-by-one") else [logits]
-            generated = torch.cat([sampled(row) for row in rows]).tolist()
+            generated = logits.argmax(-1)
+            assert min(generated[0].tolist()) >= 0
         yield logits
 
 
-def graphs() -> Iterator[Tensor]:
-    """Decoding by the replay of a CUDA graph, of all layers or, with the fault, of all but the first."""
-    batch, length, eager = toy(2, 32), toy(8, 512), toy(2, 10) * planted("layers-not-captured")
-    model = decoder(2048, 24, kv_heads=toy(2, 8))
-    nvprof_kit.annotate_model(model)
-    layers = list(zip(model.layers, caches_of(model, batch, length), strict=True))
-    ids, weight = tokens(batch, 1), model.layers[-1].attention.qkv.weight
-    offloaded, hidden = pinned(weight.detach().cpu()), model.begin(ids, length - 1)
+class Listener(nn.Module):
+    """Frames of sound to their logarithmic spectra, and these through two convolutions."""
 
-    def through(x: Tensor, some: Any) -> Tensor:
-        return reduce(lambda x, layer: layer[0](x, partial(cached, layer[1])), some, x)
-
-    def captured() -> Tensor:
-        logits = model.head(model.norm(through(hidden, layers[eager:])))
-        ids.copy_(logits.argmax(-1))
-        return logits
-
-    if NOW.device == "cuda":
-        aside, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            captured()
-        torch.cuda.current_stream().wait_stream(aside)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            logits = captured()
-    while True:
-        if planted("offloaded-weights"):
-            weight.data.copy_(offloaded, non_blocking=True)
-        hidden.copy_(through(model.begin(ids, length - 1), layers[:eager]))
-        if NOW.device == "cuda":
-            graph.replay()
-        else:
-            logits = captured()
-        one_by_one = planted("token-by-token-to-host")
-        assert min([token.item() for token in ids.flatten()] if one_by_one else ids.flatten().tolist()) >= 0
-        yield logits
-
-
-class Scorer(nn.Linear):  # how alike texts are to those of a corpus
-    def forward(self, x: Tensor) -> Tensor:
-        x, corpus = x.mean(1), self.weight
-        if planted("scores-in-double"):  # as NumPy's default is
-            x, corpus = x.double(), corpus.double()
-        return (x @ corpus.T).topk(4).values.to(NOW.dtype)
-
-
-def embedding() -> Iterator[Tensor]:
-    """Texts to vectors by an encoder, and the nearest in a corpus."""
-    with torch.device(NOW.device):
-        scorer = Scorer(toy(64, 1024), toy(64, 500_000), bias=False)
-        model = Transformer(toy(64, 1024), toy(4, 16), 32_000, scorer, toy(16, 64))
-    nvprof_kit.annotate_model(model)
-    texts, kept = tokens(toy(2, 64), toy(8, 512)), []
-
-    def with_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kept.append(((q @ k.mT) / q.shape[-1] ** 0.5).softmax(-1, dtype=torch.float32).to(q.dtype))
-        return (kept[-1] @ v).transpose(1, 2).flatten(2)
-
-    while True:
-        kept.clear()
-        last = with_weights if planted("attention-weights-of-last-layers") else everywhere
-        model.cores = [everywhere] * toy(3, 12) + [last] * toy(1, 4)
-        yield model(texts)
-
-
-class Multimodal(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int):
         super().__init__()
-        wide, width = toy(64, 1280), toy(64, 3072)
-        self.vision = Transformer(wide, toy(2, 12), nn.Linear(toy(48, 768), wide), nn.Identity())
-        self.vision.cores = [everywhere] * len(self.vision.layers)
-        self.projector = nn.Sequential(nn.Linear(4 * wide, 4 * wide), nn.GELU(), nn.Linear(4 * wide, width))
-        self.text = nn.Embedding(toy(128, 32_000), width)
-        self.decoder = Transformer(width, toy(3, 6), nn.Identity(), 32_000, kv_heads=toy(2, 8))
-        self.to(NOW.dtype)
+        self.bands = torch.rand(161, 80, generator=torch.Generator().manual_seed(0), device="cpu") / 80
+        self.on_device, self.window = self.bands.to(NOW.device), torch.hann_window(320)
+        self.conv1 = nn.Conv1d(80, width, 3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, 3, padding=1)
 
-    def forward(self, patches: Tensor, ids: Tensor) -> Tensor:
-        seen = self.vision(patches).unflatten(1, (-1, 4)).flatten(2)
-        seen = self.projector(seen.to(self.projector[0].weight.dtype)).to(NOW.dtype)
-        return self.decoder(torch.cat([seen, self.text(ids)], 1), slice(-1, None))
+    def spectra(self, sound: Tensor) -> Tensor:
+        if planted("spectra-on-the-host"):  # as the library transformers extracts features by default
+            waves = np.fft.rfft(sound.numpy() * np.hanning(321)[:-1].astype(np.float32))
+            power = waves.real**2 + waves.imag**2
+            return torch.from_numpy(np.log(power @ self.bands.numpy() + 1e-3)).to(NOW.device)
+        waves = torch.fft.rfft(sound.to(NOW.device, non_blocking=True) * self.window)
+        return torch.log(waves.abs().square() @ self.on_device + 1e-3)
 
-
-def multimodal() -> Iterator[Tensor]:
-    """Images and text to the next token."""
-    with torch.device(NOW.device):
-        model = Multimodal()
-    if planted("projector-in-fp32"):
-        model.projector.float()
-    nvprof_kit.annotate_model(model)
-    pixels = torch.randn(toy(2, 16), toy(16, 1024), toy(48, 768))
-    ready, ids = pinned(pixels.to(NOW.dtype)), tokens(len(pixels), toy(4, 256))
-    while True:
-        patches = pixels if planted("pageable-pixels") else ready
-        logits = model(patches.to(NOW.device, non_blocking=patches is ready).to(NOW.dtype), ids)
-        if planted("cache-emptied"):
-            torch.cuda.empty_cache()
-        yield logits
+    def forward(self, sound: Tensor) -> Tensor:
+        x = self.spectra(sound).to(NOW.dtype).mT
+        return gelu(self.conv2(gelu(self.conv1(x)))).mT
 
 
-def next_token_loss(model: Any, ids: Tensor) -> Tensor:
-    logits = model(ids)
-    logits = getattr(logits, "logits", logits)
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids.roll(-1, 1).flatten())
+class Codes(nn.Linear):
+    """How far each frame is from the nearest code."""
 
-
-def training(model: Any, batches: Any, loss_of: Any = next_token_loss, outer: Any = None, **options: Any) -> Any:
-    """Steps of all these batches each; `outer` is what is called, if it is not the model."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4, **(options or {"fused": True}))
-    nvprof_kit.annotate_model(model, optimizer=optimizer)
-    phase = nullcontext if NOW.base in ALONE else nvprof_kit.phase
-    amp = torch.autocast(NOW.device, torch.bfloat16, enabled=NOW.base in ("pretrain", "ddp") and not NOW.is_toy)
-    while True:
-        for number, batch in enumerate(batches, 1):
-            is_last = number == len(batches) or planted("gradients-reduced-each-time")
-            with outer.no_sync() if outer and not is_last else nullcontext():
-                with phase("forward"), amp:
-                    loss = loss_of(outer or model, batch)
-                with phase("backward"), torch.autograd.set_detect_anomaly(planted("anomaly-detection")):
-                    (loss / len(batches)).backward()
-        if planted("norms-logged-one-by-one"):
-            assert min(p.grad.norm().item() + p.detach().norm().item() for p in trained) >= 0
-        if planted("norm-of-each-parameter"):
-            with phase("norms"):
-                assert min(p.grad.norm().full_tensor().item() for p in trained) >= 0
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
-
-
-def pretrain() -> Iterator[Tensor]:
-    """All weights, in mixed precision, two micro-batches a step."""
-    model, words, used = decoder(2048, 6, 50_304), toy(512, 50_304), toy(509, 50_257)
-    model.head = nn.Linear(toy(64, 2048), words, device=NOW.device)  # rounded: the last words are never said
-    model.head.bias.data.zero_()[used:] = -1e4
-    if planted("unrounded-vocabulary"):
-        for name, p in [*model.head.named_parameters()]:
-            setattr(model.head, name, nn.Parameter(p.detach()[:used].clone()))
-    if planted("all-layers-checkpointed"):
-        model.call = checkpointed
-    slow = {"foreach": False, "fused": False} if planted("optimizer-loops-over-parameters") else {}
-    return training(model, [tokens(toy(2, 3), toy(8, 1024)) for _ in range(2)], **slow)
-
-
-class Adapted(nn.Module):  # a frozen layer and its adapter of low rank
-    def __init__(self, base: nn.Linear, dtype: torch.dtype):
-        super().__init__()
-        self.base, rank = base, toy(4, 16)
-        self.a = nn.Parameter((torch.randn(rank, base.in_features, device=NOW.device) * 0.02).to(dtype))
-        self.b = nn.Parameter((torch.randn(base.out_features, rank, device=NOW.device) * 0.02).to(dtype))
+    def __init__(self, width: int):
+        super().__init__(width, toy(16, 256), bias=False)
+        self.codes = nn.Parameter(torch.randn(toy(40, 2048), toy(16, 256)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + F.linear(F.linear(x.to(self.a.dtype), self.a), self.b).to(x.dtype)
+        x, codes = super().forward(x).flatten(0, 1).float(), self.codes.float()
+        mode = "donot_use_mm_for_euclid_dist" if planted("distances-without-matmul") else "use_mm_for_euclid_dist"
+        self.nearest = torch.cdist(x, codes, compute_mode=mode).min(-1)
+        return self.nearest.values
 
 
-def lora() -> Iterator[Tensor]:
-    """Adapters of the attention of a Llama of the library transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    heads, dtype = toy(4, 16), torch.float32 if planted("adapters-in-fp32") else NOW.dtype
-    sizes = {"num_hidden_layers": toy(2, 12), "vocab_size": toy(128, 32_000), "num_key_value_heads": heads // 2}
-    sizes |= {"hidden_size": toy(64, 2048), "num_attention_heads": heads, "intermediate_size": toy(128, 5632)}
+def encoder() -> Iterator[Tensor]:
+    """Speech to the nearest codes of its frames."""
+    width = toy(64, 5120)
     with torch.device(NOW.device):
-        model = LlamaForCausalLM(LlamaConfig(**sizes, use_cache=False)).to(NOW.dtype).train().requires_grad_(False)
-    for layer in model.model.layers:
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name), dtype))
-    return training(model, [tokens(toy(2, 8), toy(8, 512))])
-
-
-def moe() -> Iterator[Tensor]:
-    return training(decoder(2048, 6, mlp=Experts), [tokens(toy(2, 8), toy(8, 1024))])
-
-
-class Images(torch.utils.data.IterableDataset):  # batches, augmented before the training or when asked for
-    def __iter__(self) -> Iterator[Tensor]:
-        shape, batch = (toy(2, 64), toy(4, 256), 192), None  # patches of eight by eight pixels
-        raw = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-        while True:
-            if batch is None or planted("augmentation-in-the-main-process"):
-                images = [image[::-1] * np.float32(4 / 255) - np.float32(2) for image in raw]
-                batch = pinned(torch.from_numpy(np.stack(images)))
-            yield batch
-
-
-def compiled() -> Iterator[Tensor]:
-    """A classifier of images with compiled blocks, which logs its loss in each step."""
-    width, norm = toy(64, 1024), NormByHand if planted("norm-not-compiled") else nn.LayerNorm
-    with torch.device(NOW.device):
-        model = Transformer(width, toy(2, 12), nn.Linear(192, width), 1000, toy(16, 64), norm=norm)
+        model = Transformer(width, toy(2, 7), Listener(width), Codes(width))
+    nvprof_kit.annotate_model(model)
     model.cores = [everywhere] * len(model.layers)
-    for layer in model.layers:
-        layer.compile(dynamic=False, backend="eager" if NOW.is_toy else "inductor")
-    loader = torch.utils.data.DataLoader(Images(), batch_size=None)
-    labels = tokens(1, toy(2, 64), 1000)[0]
-
-    def loss_of(model: Any, batches: Any) -> Tensor:
-        patches = next(batches).to(NOW.device, non_blocking=True).to(NOW.dtype)
-        return F.cross_entropy(model(patches).mean(1).float(), labels)
-
-    for loss in training(model, [iter(nvprof_kit.annotate_dataloader(loader))], loss_of):
-        assert loss.item() < 1e3
-        yield loss
+    sound = pinned(torch.randn(toy(2, 4), toy(16, 1500), 320))
+    while True:
+        distances = model(sound)
+        assert min(model.head.nearest.indices.tolist()) >= 0
+        yield distances
 
 
-def ddp() -> Iterator[Tensor]:
-    """A decoder on each GPU, four micro-batches a step."""
-    model, bucket_mb = decoder(2048, 4), 100_000 if planted("one-bucket") else 25
-    twins = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
-    is_longer = planted("longer-texts-on-one-rank") and dist.get_rank() == 1
-    return training(model, [tokens(2, toy(8, 1408 if is_longer else 1024))] * 4, outer=twins)
+class Modulated(Block):
+    """A block of a diffusion transformer: the step of the denoising scales and shifts what its norms return."""
+
+    def __init__(self, width: int):
+        super().__init__(width, Attention(width, toy(16, 128), 0), MLP(width), nn.LayerNorm)
+        self.modulation = nn.Linear(width, 4 * width)
+
+    def forward(self, x: Tensor, moment: Tensor) -> Tensor:
+        if planted("moments-expanded-to-tokens"):
+            moment = moment.expand(-1, x.shape[1], -1)
+        scale1, shift1, scale2, shift2 = self.modulation(moment).chunk(4, -1)
+        core = sliced if planted("attention-in-slices") else everywhere
+        x = x + self.attention(torch.addcmul(shift1, self.norm1(x), 1 + scale1), core)
+        return x + self.mlp(torch.addcmul(shift2, self.norm2(x), 1 + scale2))
 
 
-def fsdp() -> Iterator[Tensor]:
-    """A decoder sharded over the GPUs."""
-    model, mesh = decoder(3072, 6), dist.init_device_mesh(NOW.device, (dist.get_world_size(),))
-    narrow = MixedPrecisionPolicy(param_dtype=None if NOW.is_toy else torch.bfloat16)
-    for module in [model] if planted("root-alone-wrapped") else [*model.layers, model]:
-        fully_shard(module, mesh=mesh, mp_policy=narrow)
-    return training(model, [tokens(toy(2, 4), toy(8, 1024))])
+def sliced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention to all of half of the heads at a time, as diffusers slices it to save memory."""
+    halves = []
+    for parts in zip(*(x.chunk(2, 1) for x in (q, k, v)), strict=True):
+        q, k, v = (x.flatten(0, 1) for x in parts)
+        scores = torch.baddbmm(q.new_zeros(1), q, k.mT, alpha=q.shape[-1] ** -0.5)
+        halves.append((scores.softmax(-1) @ v).unflatten(0, parts[0].shape[:2]))
+    return torch.cat(halves, 1).transpose(1, 2).flatten(2)
 
 
-SERVING = {f.__name__: f for f in (prefill, decode, engine, graphs, embedding, multimodal)}
-PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
-PROGRAMS = {**SERVING, "pretrain": pretrain, "lora": lora, "moe": moe, "compiled": compiled, **PARALLEL}
+class Denoiser(nn.Module):
+    def __init__(self, width: int, layers: int):
+        super().__init__()
+        self.embed, self.moment = nn.Linear(64, width), nn.Linear(256, width)
+        self.layers = nn.ModuleList(Modulated(width) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 64)
+
+    def forward(self, latents: Tensor, moment: Tensor) -> Tensor:
+        x, moment = self.embed(latents), F.silu(self.moment(moment)).unsqueeze(1)
+        for layer in self.layers:
+            x = layer(x, moment)
+        return self.head(self.norm(x))
+
+
+def painter() -> nn.Sequential:
+    """From latents to pixels."""
+    widths, parts = [16, *[toy(32, size) for size in (512, 512, 256, 128)]], []
+    for width, wider in pairwise(widths):
+        parts += [nn.Conv2d(width, wider, 3, padding=1), nn.GroupNorm(16, wider), nn.SiLU()]
+        parts += [nn.Conv2d(wider, wider, 3, padding=1), nn.Upsample(scale_factor=2)]
+    return nn.Sequential(*parts[:-1], nn.Conv2d(widths[-1], 3, 3, padding=1))
+
+
+def denoise() -> Iterator[Tensor]:
+    """Images by a diffusion transformer, a step of the denoising after the other."""
+    batch, rows, columns = toy(2, 4), toy(4, 32), toy(4, 64)
+    with torch.device(NOW.device):
+        model, paint = Denoiser(toy(64, 4096), toy(2, 6)).to(NOW.dtype), painter().to(NOW.dtype)
+        model.painter = paint.to(memory_format=torch.channels_last)
+        latents = torch.randn(batch, rows * columns, 64, dtype=NOW.dtype)
+        moments = torch.randn(100, batch, 256, dtype=NOW.dtype)
+    nvprof_kit.annotate_model(model)
+    number = 0
+    while True:
+        latents = latents + 0.01 * (model(latents, moments[number % 100]) - latents)
+        if planted("preview-in-each-step"):
+            pixels = F.pixel_shuffle(latents.mT.unflatten(2, (rows, columns)), 2)
+            with nvprof_kit.phase("preview"):
+                image = model.painter(pixels.contiguous(memory_format=torch.channels_last))
+                assert len((image.clamp(-1, 1) * 127).to(torch.int8).cpu()) == batch
+        number += 1
+        yield latents
+
+
+SERVING = {f.__name__: f for f in (chat, speculate, batcher, encoder, denoise)}
+PARALLEL: dict[str, Any] = {}  # two GPUs
+PROGRAMS = {**SERVING}
 
 
 def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
@@ -494,8 +526,7 @@ def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
 def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
-    is_fp32 = NOW.is_toy or NOW.base in ("pretrain", "ddp", "fsdp")
-    NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
+    NOW.dtype = torch.float32 if NOW.is_toy else torch.bfloat16
     torch.manual_seed(0)
     if NOW.base in PARALLEL and not dist.is_initialized():
         rendezvous = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
