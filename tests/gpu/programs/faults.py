@@ -1,6 +1,6 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only chat,encoder+spectra-on-the-host] [--pairs 7]
+    python tests/gpu/programs/faults.py --out FOLDER [--only gpt,tune+one-hot-embedding] [--pairs 11] [--seconds 500]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import hashlib
 import json
 import lzma
 import os
-import pickle
 import statistics
 import sys
 import tempfile
@@ -29,16 +27,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, SubprocessError
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import nvprof_kit
 
@@ -47,9 +44,8 @@ FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if li
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
-ALONE = ("encoder",)  # annotated by annotate_model alone
+ALONE = ("tune", "experts")  # annotated by annotate_model alone
 NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
-checkpointed = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
 
 
 def planted(fault: str) -> bool:
@@ -92,41 +88,19 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int):
+    def __init__(self, width: int, act: Any = gelu):
         super().__init__()
-        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.up, self.act = nn.Linear(width, 4 * width, bias=False), act
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(gelu(self.up(x)))
-
-
-class Experts(nn.Module):  # each takes the tokens that suit it most
-    def __init__(self, width: int):
-        super().__init__()
-        self.router = nn.Linear(width, toy(4, 16), bias=False)
-        self.up, self.down = (nn.Parameter(torch.randn(toy(4, 16), width, width) * width**-0.5) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat, out = x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
-        shares = self.router(flat).float().softmax(-1).T
-        weights, chosen = shares.topk(2 * len(flat) // len(shares))
-        if not planted("loop-over-experts"):
-            y = gelu(flat.index_select(0, chosen.flatten()).unflatten(0, chosen.shape) @ self.up) @ self.down
-            out.index_add_(0, chosen.flatten(), (y * weights.unsqueeze(2).to(y.dtype)).flatten(0, 1))
-            return out.view_as(x)
-        is_chosen = torch.zeros_like(shares, dtype=torch.bool).scatter(1, chosen, True)
-        for mask, share, up, down in zip(is_chosen, shares, self.up.unbind(), self.down.unbind(), strict=True):
-            rows = mask.nonzero().squeeze(1)
-            y = gelu(flat.index_select(0, rows) @ up) @ down
-            out.index_add_(0, rows, y * share.index_select(0, rows).unsqueeze(1).to(y.dtype))
-        return out.view_as(x)
+        return self.down(self.act(self.up(x)))
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module, norm: Any):
+    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module):
         super().__init__()
-        self.norm1, self.attention, self.norm2, self.mlp = nn.LayerNorm(width), attention, norm(width), mlp
+        self.norm1, self.attention, self.norm2, self.mlp = nn.LayerNorm(width), attention, nn.LayerNorm(width), mlp
 
     def forward(self, x: Tensor, core: Any) -> Tensor:
         x = x + self.attention(self.norm1(x), core)
@@ -138,14 +112,14 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, layers: int, embed: Any, head: Any, size: Any = None, **options: Any):
         super().__init__()
-        size, mlp, norm, kv_heads = size or toy(16, 128), *map(options.get, ("mlp", "norm", "kv_heads"))
+        size, mlp, kv_heads = size or toy(16, 128), *map(options.get, ("mlp", "kv_heads"))
         self.embed = nn.Embedding(toy(128, embed), width) if isinstance(embed, int) else embed
         self.places = nn.Embedding(toy(32, 8192), width)
         parts = ((Attention(width, size, kv_heads or 0), (mlp or MLP)(width)) for _ in range(layers))
-        self.layers = nn.ModuleList(Block(width, *part, norm or nn.LayerNorm) for part in parts)
+        self.layers = nn.ModuleList(Block(width, *part) for part in parts)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, toy(128, head), bias=False) if isinstance(head, int) else head
-        self.cores, self.call = [causal] * layers, lambda layer, *args: layer(*args)
+        self.cores = [causal] * layers
         self.to(NOW.device, NOW.dtype)
 
     def begin(self, x: Tensor, start: int = 0) -> Tensor:
@@ -154,7 +128,7 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor, rows: slice = slice(None), start: int = 0) -> Tensor:
         x = self.begin(x, start)
         for layer, core in zip(self.layers, self.cores, strict=True):
-            x = self.call(layer, x, core)
+            x = layer(x, core)
         return self.head(self.norm(x[:, rows]))
 
 
@@ -163,354 +137,253 @@ def decoder(width: int, layers: int, words: int = 32_000, **options: Any) -> Tra
         return Transformer(toy(64, width), toy(4, layers), words, words, **options)
 
 
-def turned(rotary: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention with rotary embeddings, whose cosines and sines are given."""
-
-    def turn(x: Tensor) -> Tensor:
-        (first, second), (cos, sin) = x.chunk(2, -1), rotary
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-    return causal(turn(q), turn(k), v)
+def next_token_loss(model: Any, ids: Tensor) -> list[Tensor]:
+    logits = model(ids)
+    logits = getattr(logits, "logits", logits)
+    return [F.cross_entropy(logits.flatten(0, 1).float(), ids.roll(-1, 1).flatten())]
 
 
-def angles(places: Tensor, size: int) -> Tensor:
-    speeds = 1e4 ** -torch.linspace(0, 1, size // 2, device=NOW.device)
-    turns = places.unsqueeze(1) * speeds
-    return torch.stack([turns.cos(), turns.sin()]).to(NOW.dtype)
-
-
-class Dora(nn.Module):
-    """A linear layer with an adapter of low rank and a magnitude of each output, which can be merged."""
-
-    def __init__(self, base: nn.Linear):
-        super().__init__()
-        self.base, rank = base, toy(4, 64)
-        self.a = nn.Parameter(torch.randn(rank, base.in_features).to(base.weight) * 0.02)
-        self.b = nn.Parameter(torch.randn(base.out_features, rank).to(base.weight) * 0.02)
-        self.magnitude = nn.Parameter(base.weight.norm(dim=1))
-
-    def scales(self) -> Tensor:
-        return self.magnitude / (self.base.weight + self.b @ self.a).norm(dim=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.base(x) + F.linear(F.linear(x, self.a), self.b)) * self.scales()
-
-    def merged(self) -> nn.Linear:
-        self.base.weight.data = (self.base.weight + self.b @ self.a) * self.scales().unsqueeze(1)
-        return self.base
-
-
-def prune(mlp: MLP, used: int) -> None:
-    """Leaves the first of the middle units, and zeros up to a multiple of 64 of them, which change nothing."""
-    width = used if planted("pruned-to-an-odd-width") else -(-used // 64) * 64
-    up, down = mlp.up.weight.detach()[:width].clone(), mlp.down.weight.detach()[:, :width].clone()
-    up[used:], down[:, used:] = 0, 0
-    mlp.up.weight, mlp.down.weight = nn.Parameter(up), nn.Parameter(down)
-
-
-def chat() -> Iterator[Tensor]:
-    """Long prompts through a tuned and pruned decoder; the next token of each is wanted."""
-    batch, length = toy(2, 4), toy(8, 2048)
-    model = decoder(4096, 8, 65_536, kv_heads=toy(2, 8))
-    for layer in model.layers[: toy(2, 6)]:
-        for module, name in ((layer.attention, "qkv"), (layer.mlp, "up"), (layer.mlp, "down")):
-            dora = Dora(getattr(module, name))
-            setattr(module, name, dora if planted("adapters-not-merged") else dora.merged())
-    for layer in model.layers[toy(2, 6) :]:
-        prune(layer.mlp, toy(201, 14_001))
-    nvprof_kit.annotate_model(model)
-    rotary = angles(torch.arange(length, device=NOW.device), toy(16, 128))
-    model.cores = [partial(turned, rotary)] * len(model.layers)
-    prompts = tokens(batch, length)
+def training(model: Any, batches: Any, loss_of: Any = next_token_loss, outer: Any = None, **options: Any) -> Any:
+    """Steps of all these batches each; `outer` is what is called, if it is not the model."""
+    trained = options.pop("trained", None) or [*model.parameters()]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, **(options or {"fused": True}))
+    nvprof_kit.annotate_model(model, optimizer=optimizer)
+    phase = nullcontext if NOW.base in ALONE else nvprof_kit.phase
+    amp = torch.autocast(NOW.device, torch.bfloat16, enabled=NOW.base in ("gpt", "ddp") and not NOW.is_toy)
     while True:
-        yield model(prompts, slice(-1, None))
+        sums = []
+        for number, batch in enumerate(batches, 1):
+            with outer.no_sync() if outer and number < len(batches) else nullcontext():
+                with phase("forward"), amp:
+                    losses = loss_of(outer or model, batch)
+                with phase("backward"):
+                    for loss in losses:
+                        (loss / len(batches)).backward(retain_graph=len(losses) > 1)
+                sums += [loss.detach() for loss in losses]
+        optimizer.step()
+        if planted("weights-averaged-each-step"):
+            with phase("synchronize"):
+                for p in trained:
+                    dist.all_reduce(p.data)
+                    p.data /= dist.get_world_size()
+        optimizer.zero_grad(set_to_none=not planted("zero-filled-gradients"))
+        yield torch.stack(sums).sum() / len(batches)
 
 
-class Drafter(nn.Module):
-    """Guesses some tokens at once from the last hidden state, by a head of its own for each, as Medusa does."""
-
-    def __init__(self, width: int, guesses: int):
-        super().__init__()
-        self.heads = nn.ModuleList(nn.Linear(width, width // 4, bias=False) for _ in range(guesses))
-        self.out = nn.Linear(width // 4, width, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        if planted("weights-broadcast-over-the-batch"):
-            weights = [head.weight.expand(len(hidden), -1, -1) for head in self.heads]
-            states = [torch.bmm(weight, hidden.unsqueeze(2)).squeeze(2) for weight in weights]
-        else:
-            states = [head(hidden) for head in self.heads]
-        return hidden.unsqueeze(1) + self.out(F.silu(torch.stack(states, 1)))
+def gpt() -> Iterator[Tensor]:
+    """All weights, in mixed precision, two micro-batches a step."""
+    model, texts = decoder(3072, 4), tokens(4, toy(8, 768))
+    return training(model, texts.chunk(4 if planted("micro-batches-too-small") else 2))
 
 
-def verified(cache: list[Tensor], scale: Tensor, q: Tensor, *new: Tensor) -> Tensor:
-    """Attention of the guesses, which are in the last places of the cache, to all of it."""
-    for old, last in zip(cache, new, strict=True):
-        values = (last / scale).round().clamp(-127, 127)
-        old[:, :, -last.shape[2] :] = values if planted("quantised-cache") else values * scale
-    k, v = (old.to(q.dtype) * scale for old in cache) if planted("quantised-cache") else cache
-    return everywhere(q, k, v)
+class OneHotEmbedding(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.one_hot(ids, self.num_embeddings).to(self.weight.dtype) @ self.weight
 
 
-def speculate() -> Iterator[Tensor]:
-    """Speculative decoding of many requests: a graph guesses tokens and verifies them, with a static cache."""
-    batch, length, guesses = toy(2, 128), toy(8, 1024), toy(2, 8)
-    model = decoder(5120, 11, kv_heads=toy(2, 8))
-    model.drafter = Drafter(toy(64, 5120), guesses).to(NOW.device, NOW.dtype)
-    nvprof_kit.annotate_model(model)
-    scale = torch.tensor(1 / 32, device=NOW.device, dtype=NOW.dtype)
-    shape = (2, batch, toy(2, 8), length, toy(16, 128))
-    for number in range(len(model.layers)):
-        cache = torch.randint(-90, 91, shape, device=NOW.device, dtype=torch.int8)
-        cache = cache if planted("quantised-cache") else cache.to(NOW.dtype) * scale
-        model.cores[number] = partial(verified, [*cache], scale)
-    state = torch.randn(batch, toy(64, 5120), device=NOW.device, dtype=NOW.dtype)
+def tune() -> Iterator[Tensor]:
+    """All weights of a Mistral of the library transformers, in bfloat16."""
+    from transformers import MistralConfig, MistralForCausalLM
 
-    def guess_and_verify() -> Tensor:
-        ids = model.head(model.drafter(state)).argmax(-1)
-        return model(ids, start=length - guesses)
-
-    def capture(pool: Any = None) -> tuple[Any, Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            graph.capture_begin(pool, "thread_local")
-            logits = guess_and_verify()
-            graph.capture_end()
-        torch.cuda.current_stream().wait_stream(aside)
-        return graph, logits
-
-    aside = torch.cuda.Stream() if NOW.device == "cuda" else None
-    guess_and_verify()
-    graph, logits = capture() if NOW.device == "cuda" else (None, guess_and_verify())
-    while True:
-        if planted("captured-each-step") and graph is not None:  # the requests may have changed
-            graph, logits = capture(graph.pool())
-        if graph is not None:
-            graph.replay()
-        else:
-            logits = guess_and_verify()
-        assert min(logits[:, 0].argmax(-1).tolist()) >= 0
-        yield logits
-
-
-def caches_of(model: Transformer, batch: int, length: int) -> list[list[Tensor]]:
-    shape = (2, batch, toy(2, 8), length, toy(16, 128))
-    return [[*torch.randn(shape, device=NOW.device, dtype=NOW.dtype)] for _ in model.layers]
-
-
-class ServedExperts(Experts):
-    """Experts whose weights are stored as those of linear layers are."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat, out = x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
-        shares = self.router(flat).float().softmax(-1).T
-        weights, chosen = shares.topk(2 * len(flat) // len(shares))
-        up, down = self.up.mT, self.down.mT
-        if planted("experts-relaid-in-each-step"):
-            up, down = up.contiguous(), down.contiguous()
-        y = gelu(flat.index_select(0, chosen.flatten()).unflatten(0, chosen.shape) @ up) @ down
-        out.index_add_(0, chosen.flatten(), (y * weights.unsqueeze(2).to(y.dtype)).flatten(0, 1))
-        return out.view_as(x)
-
-
-class ManyAdapters(nn.Module):
-    """A linear layer with an adapter for each of four groups of requests, the first of which has the prompt too."""
-
-    def __init__(self, base: nn.Linear, requests: int):
-        super().__init__()
-        self.base, self.requests = base, requests
-        shapes = (4, 8, base.in_features), (4, base.out_features, 8)
-        self.a, self.b = (nn.Parameter(torch.randn(shape).to(base.weight) * 0.05) for shape in shapes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        chunk = x.shape[1] - self.requests
-        if planted("adapters-gathered-for-each-token"):
-            groups = torch.arange(self.requests, device=x.device) // (self.requests // 4)
-            groups = F.pad(groups, (chunk, 0))
-            low = torch.bmm(self.a[groups], x[0].unsqueeze(2))
-            return self.base(x) + torch.bmm(self.b[groups], low).squeeze(2)
-        first, others = x[0].split([chunk, self.requests])
-        first = F.linear(F.linear(first, self.a[0]), self.b[0])
-        others = others.unflatten(0, (4, -1)) @ self.a.mT @ self.b.mT
-        return self.base(x) + torch.cat([first, others.flatten(0, 1)])
-
-
-class Prefixes:
-    """Blocks of texts that the cache may have, found by the hash of a block and of all before it."""
-
-    def __init__(self, texts: list[list[int]]):
-        self.blocks = [[tuple(text[i : i + 16]) for i in range(0, len(text), 16)] for text in texts]
-        self.chains = [self.chain(blocks) for blocks in self.blocks]
-        self.known = {chain[-1] for chain in self.chains}
-
-    def chain(self, blocks: list[tuple[int, ...]], before: bytes = b"") -> list[bytes]:
-        hashes = [before]
-        for block in blocks:
-            hashes.append(hashlib.sha256(pickle.dumps((hashes[-1], block))).digest())
-        return hashes[1:]
-
-    def found(self) -> int:
-        if planted("prefixes-hashed-again"):
-            last = [self.chain(blocks)[-1] for blocks in self.blocks]
-        else:
-            pairs = zip(self.blocks, self.chains, strict=True)
-            last = [self.chain(blocks[-1:], b"".join(chain[-2:-1]))[-1] for blocks, chain in pairs]
-        return sum(text in self.known for text in last)
-
-
-def batcher() -> Iterator[Tensor]:
-    """An engine's step of a mixture of experts: a part of a long prompt, and one token of each other request."""
-    chunk, requests, length = toy(8, 7936), toy(4, 256), toy(8, 512)
-    model = decoder(4096, 5, 65_536, kv_heads=toy(2, 8), mlp=ServedExperts)
-    for layer in model.layers:
-        layer.attention.out = ManyAdapters(layer.attention.out, requests)
-    nvprof_kit.annotate_model(model)
-    prompt, generated = tokens(1, chunk), torch.ones(1, requests, dtype=torch.int64, device=NOW.device)
-    prefixes = Prefixes(np.random.default_rng(0).integers(0, 65_536, (requests, length)).tolist())
-
-    def mixed(cache: list[Tensor], *qkv: Tensor) -> Tensor:
-        first = causal(*(x[:, :, :chunk] for x in qkv))
-        q, *new = (x[0, :, chunk:].transpose(0, 1).unsqueeze(2) for x in qkv)
-        for old, last in zip(cache, new, strict=True):
-            old[:, :, -1:] = last
-        return torch.cat([first, everywhere(q, *cache).transpose(0, 1)], 1)
-
-    model.cores = [partial(mixed, cache) for cache in caches_of(model, requests, length)]
-    while True:
-        with nvprof_kit.phase("schedule"):
-            assert prefixes.found() == requests
-        logits = model(torch.cat([prompt, generated], 1), slice(chunk, None))
-        with nvprof_kit.phase("sample"):
-            generated = logits.argmax(-1)
-            assert min(generated[0].tolist()) >= 0
-        yield logits
-
-
-class Listener(nn.Module):
-    """Frames of sound to their logarithmic spectra, and these through two convolutions."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.bands = torch.rand(161, 80, generator=torch.Generator().manual_seed(0), device="cpu") / 80
-        self.on_device, self.window = self.bands.to(NOW.device), torch.hann_window(320)
-        self.conv1 = nn.Conv1d(80, width, 3, padding=1)
-        self.conv2 = nn.Conv1d(width, width, 3, padding=1)
-
-    def spectra(self, sound: Tensor) -> Tensor:
-        if planted("spectra-on-the-host"):  # as the library transformers extracts features by default
-            waves = np.fft.rfft(sound.numpy() * np.hanning(321)[:-1].astype(np.float32))
-            power = waves.real**2 + waves.imag**2
-            return torch.from_numpy(np.log(power @ self.bands.numpy() + 1e-3)).to(NOW.device)
-        waves = torch.fft.rfft(sound.to(NOW.device, non_blocking=True) * self.window)
-        return torch.log(waves.abs().square() @ self.on_device + 1e-3)
-
-    def forward(self, sound: Tensor) -> Tensor:
-        x = self.spectra(sound).to(NOW.dtype).mT
-        return gelu(self.conv2(gelu(self.conv1(x)))).mT
-
-
-class Codes(nn.Linear):
-    """How far each frame is from the nearest code."""
-
-    def __init__(self, width: int):
-        super().__init__(width, toy(16, 256), bias=False)
-        self.codes = nn.Parameter(torch.randn(toy(40, 2048), toy(16, 256)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, codes = super().forward(x).flatten(0, 1).float(), self.codes.float()
-        mode = "donot_use_mm_for_euclid_dist" if planted("distances-without-matmul") else "use_mm_for_euclid_dist"
-        self.nearest = torch.cdist(x, codes, compute_mode=mode).min(-1)
-        return self.nearest.values
-
-
-def encoder() -> Iterator[Tensor]:
-    """Speech to the nearest codes of its frames."""
-    width = toy(64, 5120)
+    heads, words = toy(4, 32), toy(128, 65_536)
+    sizes = {"num_hidden_layers": toy(2, 3), "vocab_size": words, "num_key_value_heads": heads // 4}
+    sizes |= {"hidden_size": toy(64, 4096), "num_attention_heads": heads, "intermediate_size": toy(128, 8192)}
     with torch.device(NOW.device):
-        model = Transformer(width, toy(2, 7), Listener(width), Codes(width))
-    nvprof_kit.annotate_model(model)
-    model.cores = [everywhere] * len(model.layers)
-    sound = pinned(torch.randn(toy(2, 4), toy(16, 1500), 320))
-    while True:
-        distances = model(sound)
-        assert min(model.head.nearest.indices.tolist()) >= 0
-        yield distances
+        model = MistralForCausalLM(MistralConfig(**sizes, use_cache=False, sliding_window=None)).to(NOW.dtype).train()
+        if planted("one-hot-embedding"):
+            model.model.embed_tokens = OneHotEmbedding.from_pretrained(
+                model.get_input_embeddings().weight, freeze=False
+            )
+
+    def by_hand(model: Any, ids: Tensor) -> list[Tensor]:
+        logits = model(ids).logits.float()
+        logits = logits - logits.max(-1, keepdim=True).values
+        shares = logits - logits.exp().sum(-1, keepdim=True).log()
+        return [-shares.gather(-1, ids.roll(-1, 1).unsqueeze(-1)).mean()]
+
+    loss_of = by_hand if planted("cross-entropy-by-hand") else next_token_loss
+    return training(model, [tokens(toy(2, 8), toy(8, 512))], loss_of)
 
 
-class Modulated(Block):
-    """A block of a diffusion transformer: the step of the denoising scales and shifts what its norms return."""
-
-    def __init__(self, width: int):
-        super().__init__(width, Attention(width, toy(16, 128), 0), MLP(width), nn.LayerNorm)
-        self.modulation = nn.Linear(width, 4 * width)
-
-    def forward(self, x: Tensor, moment: Tensor) -> Tensor:
-        if planted("moments-expanded-to-tokens"):
-            moment = moment.expand(-1, x.shape[1], -1)
-        scale1, shift1, scale2, shift2 = self.modulation(moment).chunk(4, -1)
-        core = sliced if planted("attention-in-slices") else everywhere
-        x = x + self.attention(torch.addcmul(shift1, self.norm1(x), 1 + scale1), core)
-        return x + self.mlp(torch.addcmul(shift2, self.norm2(x), 1 + scale2))
-
-
-def sliced(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention to all of half of the heads at a time, as diffusers slices it to save memory."""
-    halves = []
-    for parts in zip(*(x.chunk(2, 1) for x in (q, k, v)), strict=True):
-        q, k, v = (x.flatten(0, 1) for x in parts)
-        scores = torch.baddbmm(q.new_zeros(1), q, k.mT, alpha=q.shape[-1] ** -0.5)
-        halves.append((scores.softmax(-1) @ v).unflatten(0, parts[0].shape[:2]))
-    return torch.cat(halves, 1).transpose(1, 2).flatten(2)
-
-
-class Denoiser(nn.Module):
-    def __init__(self, width: int, layers: int):
+class Preferences(nn.Module):  # the log-probabilities of texts, to what is trained and to what it was
+    def __init__(self) -> None:
         super().__init__()
-        self.embed, self.moment = nn.Linear(64, width), nn.Linear(256, width)
-        self.layers = nn.ModuleList(Modulated(width) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 64)
+        self.policy, self.reference = (decoder(4096, 3, kv_heads=toy(2, 8)) for _ in range(2))
+        self.reference.load_state_dict(self.policy.state_dict())
+        self.reference.requires_grad_(planted("reference-with-gradients"))
 
-    def forward(self, latents: Tensor, moment: Tensor) -> Tensor:
-        x, moment = self.embed(latents), F.silu(self.moment(moment)).unsqueeze(1)
-        for layer in self.layers:
-            x = layer(x, moment)
-        return self.head(self.norm(x))
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        with nullcontext() if planted("reference-with-gradients") else torch.no_grad():
+            expected = self.of(self.reference, ids)
+        return [self.of(self.policy, ids), expected]
 
-
-def painter() -> nn.Sequential:
-    """From latents to pixels."""
-    widths, parts = [16, *[toy(32, size) for size in (512, 512, 256, 128)]], []
-    for width, wider in pairwise(widths):
-        parts += [nn.Conv2d(width, wider, 3, padding=1), nn.GroupNorm(16, wider), nn.SiLU()]
-        parts += [nn.Conv2d(wider, wider, 3, padding=1), nn.Upsample(scale_factor=2)]
-    return nn.Sequential(*parts[:-1], nn.Conv2d(widths[-1], 3, 3, padding=1))
+    def of(self, model: Any, ids: Tensor) -> Tensor:
+        logits = model(ids).flatten(0, 1).float()
+        return -F.cross_entropy(logits, ids.roll(-1, 1).flatten(), reduction="none").view_as(ids).sum(-1)
 
 
-def denoise() -> Iterator[Tensor]:
-    """Images by a diffusion transformer, a step of the denoising after the other."""
-    batch, rows, columns = toy(2, 4), toy(4, 32), toy(4, 64)
+def prefs() -> Iterator[Tensor]:
+    """Pairs of texts of which the first is preferred, and is learned too."""
+    model, (batch, length) = Preferences(), (toy(2, 8), toy(8, 512))
+    one_by_one = planted("backward-for-each-loss")
+
+    def loss_of(model: Any, ids: Tensor) -> list[Tensor]:
+        chosen, rejected = (scores := model(ids))[0].chunk(2)
+        before, worse = scores[1].chunk(2)
+        preference = -F.logsigmoid(0.1 * (chosen - before - rejected + worse)).mean()
+        losses = [preference, -chosen.mean() / length]
+        return losses if one_by_one else [losses[0] + losses[1]]
+
+    return training(model, [tokens(batch, length)], loss_of, trained=[*model.policy.parameters()])
+
+
+class PaddedConv(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        if not planted("padded-before-convolution"):
+            return super().forward(x)
+        return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, self.bias)
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv1, self.conv2 = (PaddedConv(width, width, 3, padding=1) for _ in range(2))
+        if not planted("bias-before-batch-norm"):
+            self.conv1.bias = self.conv2.bias = None
+        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(self.conv1(x)).relu_()
+        return (x + self.norm2(self.conv2(y))).relu_()
+
+
+class Twins(nn.Module):  # images and their texts to vectors
+    def __init__(self) -> None:
+        super().__init__()
+        wide, width = toy(16, 128), toy(128, 768)
+        self.stem = nn.Conv2d(3, wide, 4, 4, bias=False)
+        self.blocks = nn.ModuleList(Residual(wide) for _ in range(toy(2, 5)))
+        self.projector = nn.Linear(wide, width)
+        self.text = Transformer(toy(64, 512), toy(2, 3), 32_000, width, toy(16, 64))
+        self.to(NOW.dtype, memory_format=torch.channels_last)
+        for block in self.blocks:
+            block.norm1.float(), block.norm2.float()
+
+    def forward(self, images: Tensor, ids: Tensor) -> list[Tensor]:
+        x = self.stem(images)
+        for block in self.blocks:
+            x = block(x)
+        return [F.normalize(v.float(), dim=-1) for v in (self.projector(x.mean((2, 3))), self.text(ids)[:, -1])]
+
+
+def clip() -> Iterator[Tensor]:
+    """Which text is of which image."""
+    batch, size = toy(4, 1024), toy(16, 112)
     with torch.device(NOW.device):
-        model, paint = Denoiser(toy(64, 4096), toy(2, 6)).to(NOW.dtype), painter().to(NOW.dtype)
-        model.painter = paint.to(memory_format=torch.channels_last)
-        latents = torch.randn(batch, rows * columns, 64, dtype=NOW.dtype)
-        moments = torch.randn(100, batch, 256, dtype=NOW.dtype)
-    nvprof_kit.annotate_model(model)
-    number = 0
-    while True:
-        latents = latents + 0.01 * (model(latents, moments[number % 100]) - latents)
-        if planted("preview-in-each-step"):
-            pixels = F.pixel_shuffle(latents.mT.unflatten(2, (rows, columns)), 2)
-            with nvprof_kit.phase("preview"):
-                image = model.painter(pixels.contiguous(memory_format=torch.channels_last))
-                assert len((image.clamp(-1, 1) * 127).to(torch.int8).cpu()) == batch
-        number += 1
-        yield latents
+        model = Twins()
+        images = torch.randn(batch, 3, size, size, dtype=NOW.dtype).contiguous(memory_format=torch.channels_last)
+
+    def loss_of(model: Any, texts: Tensor) -> list[Tensor]:
+        seen, read = model(images, texts)
+        if planted("broadcast-similarities"):
+            alike = F.cosine_similarity(seen.unsqueeze(1), read.unsqueeze(0), dim=-1)
+        else:
+            alike = seen @ read.T
+        pairs = torch.arange(len(texts), device=NOW.device)
+        return [F.cross_entropy(10 * alike, pairs) / 2 + F.cross_entropy(10 * alike.T, pairs) / 2]
+
+    return training(model, [tokens(batch, toy(4, 16))], loss_of)
 
 
-SERVING = {f.__name__: f for f in (chat, speculate, batcher, encoder, denoise)}
-PARALLEL: dict[str, Any] = {}  # two GPUs
-PROGRAMS = {**SERVING}
+class Experts(nn.Module):  # four for each token, whose products are grouped
+    def __init__(self, width: int):
+        super().__init__()
+        self.router = nn.Linear(width, toy(4, 16), bias=False)
+        self.up, self.down = (nn.Parameter(torch.randn(toy(4, 16), width, width) * width**-0.5) for _ in range(2))
+
+    def rows_of(self, x: Tensor, rows: Tensor) -> Tensor:
+        if planted("repeated-index"):
+            return x.gather(0, rows.unsqueeze(1).repeat(1, x.shape[1]))
+        return x.index_select(0, rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat, used = x.flatten(0, 1), toy(2, 4)
+        shares, chosen = self.router(flat).float().softmax(-1).topk(used)
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.zeros(len(self.up), dtype=torch.int32, device=x.device)
+        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten(), dtype=torch.int32))
+        ends = counts.cumsum(0, dtype=torch.int32)
+        y = gelu(F.grouped_mm(self.rows_of(flat, order // used), self.up, offs=ends))
+        y = self.rows_of(F.grouped_mm(y, self.down, offs=ends), order.argsort()).unflatten(0, (-1, used))
+        return (y * shares.unsqueeze(2).to(y.dtype)).sum(1).view_as(x)
+
+
+def experts() -> Iterator[Tensor]:
+    slow = {"foreach": True} if planted("optimizer-not-fused") else {}
+    return training(decoder(2048, 5, mlp=Experts), [tokens(toy(2, 8), toy(8, 1024))], **slow)
+
+
+class Captioner(nn.Module):  # what is said of an image
+    def __init__(self) -> None:
+        super().__init__()
+        width, words = toy(64, 2560), toy(128, 50_304)
+        self.decoder = Transformer(width, toy(2, 4), nn.Identity(), words, kv_heads=toy(2, 4))
+        self.text = nn.Embedding(words, width)
+        self.vision = Transformer(width, toy(2, 3), nn.Linear(toy(48, 768), width), nn.Identity())
+        self.vision.cores = [everywhere] * len(self.vision.layers)
+
+    def forward(self, patches: Tensor, ids: Tensor) -> Tensor:
+        x = torch.cat([self.vision(patches), self.text(ids)], 1)
+        return self.decoder(x, slice(patches.shape[1], None))
+
+
+def ddp() -> Iterator[Tensor]:
+    """A captioner of images on each GPU, two micro-batches a step."""
+    with torch.device(NOW.device):
+        model = Captioner()
+        patches = torch.randn(toy(2, 4), toy(8, 256), toy(48, 768))
+    is_searched = planted("find-unused-parameters")
+    options = {"gradient_as_bucket_view": True, "find_unused_parameters": is_searched}
+    outer = nn.parallel.DistributedDataParallel(model, **options)
+
+    def loss_of(model: Any, ids: Tensor) -> list[Tensor]:
+        return next_token_loss(partial(model, patches), ids)
+
+    return training(model, [tokens(len(patches), toy(8, 512)) for _ in range(2)], loss_of, outer)
+
+
+def fsdp() -> Iterator[Tensor]:
+    """A decoder sharded over the GPUs, two micro-batches a step, which counts the tokens foreseen."""
+    model, mesh = (
+        decoder(4096, 4, 65_536, kv_heads=toy(2, 8)),
+        dist.init_device_mesh(NOW.device, (dist.get_world_size(),)),
+    )
+    narrow = MixedPrecisionPolicy(param_dtype=None if NOW.is_toy else torch.bfloat16)
+    for module in [*model.layers, model]:
+        fully_shard(module, mesh=mesh, mp_policy=narrow)
+    hits = torch.zeros((), dtype=torch.int64, device=NOW.device)
+    if planted("layers-unsharded-by-hand"):
+        for layer in model.layers:
+            layer.register_forward_pre_hook(lambda layer, _: layer.unshard(), prepend=True)
+
+    def loss_of(model: Any, ids: Tensor) -> list[Tensor]:
+        logits, labels = model(ids).flatten(0, 1).float(), ids.roll(-1, 1).flatten()
+        with nvprof_kit.phase("metrics"), torch.no_grad():
+            if planted("logits-gathered"):
+                of_all = [[torch.empty_like(x) for _ in range(dist.get_world_size())] for x in (logits, labels)]
+                for parts, x in zip(of_all, (logits, labels), strict=True):
+                    dist.all_gather(parts, x.detach())
+                foreseen = (torch.cat(of_all[0]).argmax(-1) == torch.cat(of_all[1])).sum()
+            else:
+                dist.all_reduce(foreseen := (logits.argmax(-1) == labels).sum())
+            hits.add_(foreseen)
+        return [F.cross_entropy(logits, labels)]
+
+    return training(model, [tokens(toy(2, 4), toy(8, 512)) for _ in range(2)], loss_of)
+
+
+PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
+PROGRAMS = {"gpt": gpt, "tune": tune, "prefs": prefs, "clip": clip, "experts": experts, **PARALLEL}
 
 
 def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
@@ -526,12 +399,12 @@ def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
 def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
-    NOW.dtype = torch.float32 if NOW.is_toy else torch.bfloat16
+    is_fp32 = NOW.is_toy or NOW.base in ("gpt", "ddp", "fsdp")
+    NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
     torch.manual_seed(0)
     if NOW.base in PARALLEL and not dist.is_initialized():
         rendezvous = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group("gloo" if NOW.device == "cpu" else "cpu:gloo,cuda:nccl", **rendezvous)
-    torch.set_grad_enabled(NOW.base not in SERVING)
     steps = PROGRAMS[NOW.base]()
     run(name, steps, range(-WARM_UP, 0))
     return steps
