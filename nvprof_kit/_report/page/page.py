@@ -27,7 +27,7 @@ from nvprof_kit._report.page.timeline import MAX_BOXES, Drawing, ShownStep, draw
 from nvprof_kit._report.text.layers import layers_by_step, left_out_lines, row_names, time_name
 from nvprof_kit._report.text.table import capture_facts
 from nvprof_kit._report.text.texts import is_missing, percent, saving
-from nvprof_kit._report.text.views import OF_GPUS, OUTSIDE, parts_of_wall
+from nvprof_kit._report.text.views import OF_GPUS, outside_name, parts_of_wall
 from nvprof_kit._toml import read_toml
 from nvprof_kit.issues import printed
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
@@ -194,7 +194,7 @@ def _findings(
     about = f"milliseconds; {parts_of_wall(on_gpu)} add up to the wall time"
     title = "Breakdown: where each step's time goes"
     rows, csv = steps[["step", *several, *times]].rename(columns=names), f"{command} --format csv"
-    rows = rows.assign(step=rows["step"].astype(object).where(rows["step"].notna(), OUTSIDE))
+    rows = rows.assign(step=rows["step"].astype(object).where(rows["step"].notna(), outside_name(result)))
     tables = [table.page_table(rows, columns["breakdown-steps"], "breakdown", title, about, command=csv)]
     step = steps["step"].iloc[result.critical_window] if len(steps) else None
     for view, (title, about) in TITLES["breakdown"].items():

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.summary.summary import Summary
 
-OUTSIDE = "outside steps"
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _STATES = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 """The time of each state of a device."""
@@ -37,16 +36,21 @@ def breakdown_report(result: Breakdown) -> list[RenderableType]:
         parts += [_steps(result, tables["steps"] if select.sort else None, top)]
         parts += [Text(f"Warm-up: {reason}; excluded from the figures below") for reason in result.choice.left_out]
         parts += [*(_causes(result.idle) if on_gpu else ()), ""]
-    step = _step_name(result.steps.iloc[result.critical_window])
+    step = _step_name(result.steps.iloc[result.critical_window], outside_name(result))
     for name, title in TEXTS["breakdown"].items():
         if name in tables and (view or (len(tables[name]) and (on_gpu or name not in OF_GPUS))):
             rows = _queue(tables[name]) if name == "queue" and len(tables[name]) else tables[name]
             if not on_gpu:
                 rows = rows.drop(columns="device", errors="ignore").rename(columns={"gpu_ns": "operators_ns"})
-            text = title.format(step=step if step != OUTSIDE else f"the time {step}")
-            parts += [Text(text, "bold"), frame_table(rows, top, result.columns[f"breakdown-{name}"]), ""]
+            table = frame_table(rows, top, result.columns[f"breakdown-{name}"])
+            parts += [Text(title.format(step=step), "bold"), table, ""]
     note = f"Milliseconds; {parts_of_wall(on_gpu)} add up to wall."
     return [*parts, *below((note, *ranked_notes(tables.values())), result.warnings), ""]
+
+
+def outside_name(result: Breakdown) -> str:
+    """What the row of the time outside steps is called: a capture without steps is shown as a whole."""
+    return "outside steps" if len(result.choice.shown) else "the whole capture"
 
 
 def parts_of_wall(on_gpu: bool) -> str:
@@ -88,15 +92,15 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
     for name, rows, style in (
         (f"{steady_count} steady steps" if len(warm_up) else f"all {steady_count} steps", steady, "bold"),
         (f"warm-up, {warm_up_count} more", warm_up, ""),
-        (OUTSIDE, steps[result.instances < 0], ""),
+        (outside_name(result), steps[result.instances < 0], ""),
     ):
         if len(rows):
             grid.add({"step": name, **_parts(rows.select_dtypes("number").sum(), states)}, style=style)
     return grid
 
 
-def _step_name(row: Any) -> str:
-    return OUTSIDE if is_missing(row["step"]) else f"step {int(row['step'])}"
+def _step_name(row: Any, outside: str = "") -> str:
+    return outside if is_missing(row["step"]) else f"step {int(row['step'])}"
 
 
 def _parts(row: Any, states: Iterable[str]) -> dict[str, str]:

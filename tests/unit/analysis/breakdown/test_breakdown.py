@@ -27,7 +27,8 @@ def analysed(file: NsysFile) -> Breakdown:
 def test_the_queue_of_a_step_shorter_than_its_slices(file):
     file.kernel(30, 37, launched=(5, 10))
     file.range_("layers.0", 0, 20)
-    queue = analysed(file).queue
+    queue, text = (result := analysed(file)).queue, str(result)
+    assert text.count("the whole capture") == 3 and "outside" not in text  # its row, and titles
     assert len(queue) == 7 and queue["step"].isna().all()
     assert queue["queue_mean"].tolist() == [0] * 7
 
