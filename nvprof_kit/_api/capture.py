@@ -198,7 +198,7 @@ class Capture:
 
         Args:
             by: One row per step, layer and phase, instead of one per layer and phase.
-            depth: Levels of the model to print and draw. [default: all]
+            depth: Levels of the model in the printed table and the plot. [default: all]
             columns: Add columns: the time split by kernel class, or by phase of the loop (prefill, decode), both not
                 with ``by``; or the memory of each layer, if the capture has memory marks or memory events. Repeatable.
             process: The rank of one process of a capture with several. [default: all, added up]
@@ -289,7 +289,7 @@ class Capture:
             view: A view. Repeatable. [default: all]
             by: One set of rows per step, instead of one over all steps.
             sort: Column to sort by, in descending order, named as in csv: gpu_p95_ns, calls, ...
-            top: Maximum number of rows to print per view. [default: 12]
+            top: Maximum number of rows of each printed view. [default: 12]
             steps: As in `layers`.
 
         Raises:
@@ -358,7 +358,7 @@ class Capture:
                 without that file, the input shapes of a PyTorch trace recorded with ``record_shapes=True`` are used.
             peak: Peak of the GPU in operations per second by data type, such as ``{"bf16": 989e12}``, which precedes
                 the built-in table. On the command line bf16=989e12. Repeatable.
-            depth: Levels of the model to print. [default: all]
+            depth: Levels of the model in the printed table. [default: all]
             steps: As in `layers`.
             rows: Which rows to print and write, as in `Result.selected`.
 
@@ -387,7 +387,7 @@ class Capture:
         samples has none.
 
         Args:
-            depth: Levels of the model to print. [default: all]
+            depth: Levels of the model in the printed table. [default: all]
             steps: As in `layers`.
             rows: Which rows to print and write, as in `Result.selected`.
 

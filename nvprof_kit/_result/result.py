@@ -47,7 +47,7 @@ class RowOptions(TypedDict, total=False):
     Attributes:
         where: Only layers that match, such as 'model.layers.3.*'; ``*`` matches any text. Repeatable.
         sort: Column to sort by, named as in csv, with or without the unit; numbers in descending order.
-        top: Rows to print per table, the costliest first.
+        top: Rows of each printed table, the costliest first; csv, json, md and parquet keep all rows.
         fold: Equal blocks as one line, `layers.0-79 x80`; csv and json keep all rows and add the column folded_into.
             [default: in the printed table, if 8 or more blocks are equal]
     """

@@ -437,9 +437,10 @@ class ByLayer(Result):
         """The selected rows as they are printed: down to `depth`, and where equal blocks are folded, one row for all,
         with the columns of `folded`.
         """
-        rows = self.select.among(self.rows)
+        rows = self.rows
         if self.depth is not None:
             rows = rows[[self.blocks.depths.get(layer, 0) < self.depth for layer in rows["layer"]]]
+        rows = self.select.among(rows)
         groups = self._groups(rows)
         table = folded(rows, groups, rows[self.time], "ns", {})
         records: list[dict[Any, Any]] = table.to_dict("records")

@@ -117,7 +117,7 @@ def _grid(result: Layers, columns: Mapping[str, Column], lines: Sequence[Line], 
                 bar = Bar(row["total_ns"] / longest)
                 grid.add({**cells, "bar": bar}, style="dim" if outside else "", cost=row["total_ns"])
         grid.add_section()
-    grid.add(total, style="bold")
+    grid.add({**total, "layer": "total of all rows"} if result.select.where else total, style="bold")
     return grid
 
 
@@ -156,10 +156,10 @@ def printed_tree(result: Layers, times: pd.DataFrame | None = None) -> pd.DataFr
             figures = figures.assign(limited_ns=rows["gpu_busy_ns"].where(rows["limit_ns"] > 0, 0))
         sums = figures.groupby(row_names(rows)).sum().reindex(row_names(tree), fill_value=0).set_axis(tree.index)
         tree = tree.join(sums[[name for name in sums if name not in tree]])
-    tree = select.among(tree if times is None else tree.assign(**dict(times)))
+    tree = tree if times is None else tree.assign(**dict(times))
     if result.depth is not None:
         tree = tree[tree["depth"] < result.depth]
-    printed, _ = fold_tree(tree, select.fold)
+    printed, _ = fold_tree(select.among(tree), select.fold)
     if "limit_ns" in printed:
         printed["of_limit"] = printed["limit_ns"] / printed["limited_ns"]
     return select.sorted(printed)

@@ -67,7 +67,11 @@ def test_equal_blocks_fold_where_there_are_many(capture):
 
 def test_where_sort_and_top(capture):
     assert labels(table("layers", capture, "--where", "*.mlp")) == ["layers.0-9.mlp x10"]
-    assert labels(table("layers", capture, "--where", "layers.3*")) == ["layers.3", "layers.3.mlp"]
+    text = table("layers", capture, "--where", "layers.3*")
+    assert labels(text) == ["layers.3", "layers.3.mlp"] and "total of all rows" in text
+    with pytest.raises(UsageError, match="layer matches; available: layers"):  # of those that are printed
+        table("layers", capture, "--where", "*.mlp", "--depth", "1")
+    assert rows("layers", capture, "--where", "*.mlp", "--depth", "1", "--top", "1")  # of the printed table only
     for column in ("gpu_total", "total_share", "compute_ns"):  # named as in csv
         text = table("layers", capture, "--no-fold", "--sort", column, "--top", "2")
         assert labels(text) == ["layers.3", "layers.0"]
