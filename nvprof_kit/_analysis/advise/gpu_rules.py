@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.advise.comm_rules import SLOWS
+from nvprof_kit._analysis.advise.comm_rules import SEVERAL_PASSES, SLOWS
 from nvprof_kit._analysis.advise.findings import share, size
 from nvprof_kit._analysis.advise.program import (
     BLOCK,
@@ -489,11 +489,21 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
 
 
 def recompute(program: Program) -> Iterator[Finding]:
-    """Forward work done again is 5 % of the GPU time or more.
+    """Forward work done again is 5 % of the GPU time or more; or most layers run backward more often than forward.
 
-    Saves: That time and its launches, in steps run again as in `sync`.
+    Saves: That time and its launches, in steps run again as in `sync`; or of the backward passes all but one for each
+    forward pass.
     """
     ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
+    in_layers = program.ops[program.ops["call_of_layer"] >= 0]
+    calls = in_layers.groupby(["phase", "layer"], observed=True)["call_of_layer"].nunique().unstack("phase")
+    passes = (calls["backward"] / calls["forward"]).median() if {"forward", "backward"} <= {*calls} else 1.0
+    if passes >= SEVERAL_PASSES:
+        backward = program.ops[program.ops["phase"] == "backward"]
+        saves = program.without_ns(backward, 1 / passes, 1 / passes)
+        evidence = f"layers run backward {passes:.1f} times for each forward pass; in these "
+        evidence += f"{program.of_wall(program.busy_ns(backward))}; with one for each {program.shorter(saves)}"
+        yield program.finding_in_ops("recompute:backward", evidence, backward, saves=saves, confidence="high")
     again_ns = ops["ns"].sum()
     if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:
         return
