@@ -25,7 +25,7 @@ from torch import nn
 from nvprof_kit._capture.recorder.record import OnTraceReady, Tool, record, tool_attached
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import annotate_model
-from nvprof_kit._instrument.loop.inferred import stop_inferring
+from nvprof_kit._instrument.loop.loop import leave_to_program
 from nvprof_kit._instrument.loop.schedule import Action, Schedule, Sink, Switch, Window, Windows
 from nvprof_kit._instrument.memory.allocator import Boundaries, cuda_counts
 from nvprof_kit._instrument.meters.utilisation import Utilisation
@@ -223,7 +223,7 @@ class LayerProfiler:
 
     def _begin(self) -> None:
         if self.steps:
-            stop_inferring()
+            leave_to_program(Category.STEP)
         self._windows.__enter__()
         self._begin_step()
 

@@ -19,10 +19,11 @@ from torch import nn
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.loop.annotate import ModelAnnotation, annotate_model
+from nvprof_kit._instrument.loop.loop import takes_over
 from nvprof_kit._instrument.modules.blocks import Submodule, class_name, find_blocks, unwrapped
 from nvprof_kit._instrument.patches import Guarded, Patch, Untraced, after_import, instead, never_fails, skip_compiling
 from nvprof_kit.integrations._host import HostLoop, annotate_under, free_name, is_ranged
-from nvprof_kit.names import layer_index
+from nvprof_kit.names import Category, layer_index
 
 SMALL = 100_000
 """Modules with fewer parameters, and without repeated blocks, are not annotated."""
@@ -51,6 +52,7 @@ class Watch(Guarded):
         self.handles: dict[str, ModelAnnotation] = {}
         self._loop = HostLoop(own_steps=True)
         self._loop.trains = False
+        takes_over.append(self._loop.leave)
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
         self._calls_since = 0
@@ -138,6 +140,7 @@ class Watch(Guarded):
             self.handles.pop(inner).remove()  # it turns out to be a part of this one, which is annotated as a whole
         if is_ranged(model):
             self._say(f"{name} is already annotated by the program; nothing to do")
+            self._loop.leave(Category.PHASE)  # and its phases are the program's
             return
         handle = annotate_under(name, model) if self.handles else annotate_model(model, steps=False)
         self.handles[name] = handle

@@ -133,7 +133,7 @@ class InferredLoop(Guarded):
         self.trains: bool | None = None
         self.runs = False
         self._own_steps = own_steps
-        self._phases = phases
+        self._opens = {Category.STEP, Category.PHASE, Category.USER} if phases else {Category.STEP}
         self._hooks: LoopHooks | None = None
         self._thread = 0
         self._models: list[weakref.ref[nn.Module]] = []
@@ -258,7 +258,7 @@ class InferredLoop(Guarded):
         backend = session.backend
         if backend is None:
             return None
-        if self._phases or range_.category is Category.STEP:
+        if range_.category in self._opens:
             backend.open(range_, range_)
         else:
             range_.backend = backend
@@ -348,7 +348,7 @@ class InferredLoop(Guarded):
         model, with_gradient = called(), is_grad_enabled()
         if self._own_steps:
             self._inside = called
-            if not self._phases and self.trains is False and with_gradient and model.training:
+            if Category.PHASE not in self._opens and self.trains is False and with_gradient and model.training:
                 self.trains = None  # a model in training mode with gradients trains, also before its first backward
             if not self._optimizers.known:
                 self._note_weights()
@@ -424,6 +424,20 @@ class InferredLoop(Guarded):
             self.optimizer_has_stepped = True
             self.phase(None)
 
+    @never_fails
+    def leave(self, category: Category) -> None:
+        """The program opens a step or a phase itself: this loop opens no phases, and steps only until the program does.
+
+        From then on, the program's steps end those of this loop.
+        """
+        if self._is_mine() and Category.PHASE in self._opens:
+            self.phase(None)
+        self._opens -= {Category.PHASE, Category.USER, category}
+        if category is Category.STEP:
+            self._own_steps = False
+            if threading.get_ident() == self._thread:
+                self.step_end()
+
     def _is_mine(self) -> bool:
         return self.runs and session.backend is not None and threading.get_ident() == self._thread
 
@@ -443,7 +457,7 @@ class InferredLoop(Guarded):
     @contextmanager
     def _around_phases(self) -> Iterator[None]:
         """Close the phases that the program itself has open, and open them again: a step is around its phases."""
-        backend = session.backend
+        backend = session.backend if Category.STEP in self._opens else None
         phases: list[tuple[Range, object]] = []
         if backend is not None:
             for owner in reversed(backend.thread.position.owners):
@@ -494,13 +508,15 @@ def infer_steps(model: nn.Module) -> None:
     _own = InferredLoop(own_steps=True, phases=False)
     _own.trains = False
     _own.start([model])
-    user_loop.takes_over = stop_inferring
 
 
-def stop_inferring() -> None:
+def stop_inferring(category: Category = Category.STEP) -> None:
     """Stop altogether, because the program ranges its steps itself."""
-    if _own is not None and _own.runs:
+    if category is Category.STEP and _own is not None and _own.runs:
         _own.end()
+
+
+user_loop.takes_over.append(stop_inferring)
 
 
 def drop_model(model: nn.Module | None) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nvprof_kit._instrument import session
-from nvprof_kit._instrument.patches import Patch, Removable, Untraced, around
+from nvprof_kit._instrument.patches import Patch, Removable, Untraced, around, uncompiled
 from nvprof_kit._instrument.ranges.layer_range import F, Scope, wrap
 from nvprof_kit._instrument.ranges.ranges import Block, Range
 from nvprof_kit._instrument.ranks import mark_rank
@@ -69,7 +69,34 @@ def hook_steps(optimizers: Iterable[Any], before: Callable[..., Any], after: Cal
 Batch = TypeVar("Batch")
 
 
-class step(Scope):
+takes_over: list[Callable[[Category], object]] = []
+"""Called before the program opens a step or a phase, with the category: what infers such ranges leaves them to it."""
+
+
+@uncompiled
+def leave_to_program(category: Category) -> None:
+    """Tell what infers steps or phases that the program ranges them itself."""
+    for leave in takes_over:
+        leave(category)
+
+
+class OwnRange(Scope):
+    """A step or a phase that the program opens itself."""
+
+    __slots__ = ()
+
+    @uncompiled
+    def __enter__(self) -> OwnRange:
+        leave_to_program(self.range.category)
+        super().__enter__()
+        return self
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function; each call is a range."""
+        return wrap(function, lambda *_args, **_kwargs: self)
+
+
+class step(OwnRange):
     """Range one step: ``with step(12):``, or ``@step()`` on a function that runs one step.
 
     Args:
@@ -86,8 +113,6 @@ class step(Scope):
         self._number = number
 
     def __enter__(self) -> step:
-        if takes_over is not None:
-            takes_over()
         if on_step is not None:
             on_step()
         if self._number is None:
@@ -96,16 +121,9 @@ class step(Scope):
         mark_rank()
         return self
 
-    def __call__(self, function: F) -> F:
-        """Decorate a function that runs one step."""
-        return wrap(function, lambda *_args, **_kwargs: self)
-
 
 on_step: Callable[[], None] | None = None
 """Called at the beginning of each step, before its range opens."""
-
-takes_over: Callable[[], None] | None = None
-"""Ends the inference of steps (`inferred`), because the program ranges its steps itself."""
 
 
 def _step_range(number: int) -> Range:
@@ -131,7 +149,7 @@ def phase(name: str) -> Scope:
     Args:
         name: Name of the phase.
     """
-    return Scope(_range(name, Category.PHASE))
+    return OwnRange(_range(name, Category.PHASE))
 
 
 def mark(text: str) -> None:
@@ -162,7 +180,7 @@ class annotate_dataloader(Generic[Batch]):
         self._loader = loader
 
     def __iter__(self) -> Iterator[Batch]:
-        fetch = Scope(_range("data", Category.PHASE))
+        fetch = OwnRange(_range("data", Category.PHASE))
         with fetch:
             batches = iter(self._loader)
         while True:
@@ -199,6 +217,7 @@ class annotate_optimizer(Annotation):
         super().__init__(optimizer)
 
     def _install(self, owner: Any) -> Iterator[Removable]:
+        leave_to_program(Category.PHASE)  # else a loop's hook, which comes first, opens one at the first step
         block = Block(_range("optimizer", Category.PHASE))
 
         def before(_optimizer: object) -> None:

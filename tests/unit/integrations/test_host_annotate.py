@@ -70,6 +70,36 @@ def test_a_training_is_ranged_without_a_line(tmp_path):
     assert {f"nvprof_kit:{name}" for name in (*phases, *layers)} <= names
 
 
+@pytest.mark.parametrize("program", ["step phase", "annotate step phase", "step", "annotate"])
+def test_a_program_keeps_its_own_steps_and_phases(tmp_path, program):
+    trace = tmp_path / "run.json"
+    source = """
+import nvprof_kit, sys, torch
+from contextlib import nullcontext as none
+own = sys.argv[1].split()
+step = nvprof_kit.step if "step" in own else lambda number: none()
+phase = nvprof_kit.phase if "phase" in own else lambda name: none()
+model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if "annotate" in own:
+    nvprof_kit.annotate_model(model)
+for number, tokens in enumerate(torch.utils.data.DataLoader(torch.randn(4, 512))):
+    with step(number):
+        with phase("forward"):
+            loss = model(tokens).sum()
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
+"""
+    done = run("-m", "nvprof_kit", "record", "-o", str(trace), "--", sys.executable, "-c", source, program)
+    assert done.returncode == 0, done.stderr
+    names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
+    phases = [f"phase:{name}" for name in ("forward", "backward", "optimizer") if "phase" in program for _ in range(4)]
+    ranges = sorted(f"nvprof_kit:{name}" for name in [*phases, *(f"step:step {number}" for number in range(4))])
+    assert sorted(name for name in names if name.startswith(("nvprof_kit:step:", "nvprof_kit:phase:"))) == ranges
+
+
 def test_a_program_without_a_model_is_told_so_once():
     child = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
     done = run("-c", child)
