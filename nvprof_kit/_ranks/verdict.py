@@ -90,7 +90,7 @@ class Verdict:
             self.layer or "",
             self.phase or "",
             saves_ns=self.cost_ns_per_step,
-            fix=f"fix rank {self.rank} first: {self.cause.replace('_', ' ')}; nvprof-kit ranks has the details",
+            fix=f"start with rank {self.rank} (cause: {self.cause.replace('_', ' ')}); nvprof-kit ranks has details",
             confidence="high" if self.severity == "critical" else "medium",
             refuted_by="the other ranks still wait as long when this rank does the same work as they do",
         )
