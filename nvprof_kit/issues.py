@@ -90,6 +90,6 @@ def plural(number: int, noun: str, verb: str = "") -> str:
     return f"{number:,} {noun}" + "s" * (number != 1) + (f" {singular if number == 1 else plural}" if verb else "")
 
 
-def listing(numbers: Sequence[int], count: int = 8) -> str:
-    """The first of some numbers, separated by commas."""
-    return ", ".join(map(str, numbers[:count])) + (", …" if len(numbers) > count else "")
+def listing(items: Sequence[object], count: int = 8) -> str:
+    """The first of some numbers or names, separated by commas."""
+    return ", ".join(map(str, items[:count])) + (", …" if len(items) > count else "")

@@ -169,9 +169,8 @@ def parallel_groups(tables: JobTables, stages: Mapping[int, int], marked_groups:
         if parallel == "unknown":
             parallel, found_by = used_parallel(comm_uses, len({stages.get(rank, 0) for rank in ranks}) > 1), "use"
         size = max(int(comm_uses["size"].max()), len(ranks))
-        ranks_text = ", ".join(map(str, ranks[:_LISTED])) + (", …" if len(ranks) > _LISTED else "")
         comm, count = str(comm_uses["comm"].iloc[0]), int(comm_uses["collectives"].sum())
-        rows.append((comm, name, parallel, found_by, size, ranks_text, ", ".join(kinds), count))
+        rows.append((comm, name, parallel, found_by, size, listing(ranks, _LISTED), ", ".join(kinds), count))
     frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=list(COLUMNS["groups"]))
     return frame.sort_values(["parallel", "group", "ranks"], kind="stable", ignore_index=True)
 

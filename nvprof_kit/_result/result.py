@@ -15,7 +15,7 @@ from nvprof_kit._result import formats
 from nvprof_kit._result.column import CAPTURE, FOLDED, Columns
 from nvprof_kit._result.writer import write_file
 from nvprof_kit.errors import ToolError, UsageError, require, require_choice, require_positive
-from nvprof_kit.issues import Issue, in_order, printed
+from nvprof_kit.issues import Issue, in_order, listing, printed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,8 +119,7 @@ class Selection:
             of_tables = {name: table["layer"].astype(str) for name, table in tables.items() if "layer" in table}
             layers = [*dict.fromkeys(layer for of_table in of_tables.values() for layer in of_table.unique())]
             if layers and not any(map(self.matches, layers)):
-                examples = ", ".join(layers[:4]) + (", …" if len(layers) > 4 else "")
-                raise UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {examples}")
+                raise UsageError(f"--where {' '.join(self.where)}: no layer matches; available: {listing(layers, 4)}")
             for name, of_table in of_tables.items():
                 selected[name] = tables[name][of_table.map(self.matches).astype(bool).to_numpy()]
         if self.sort:

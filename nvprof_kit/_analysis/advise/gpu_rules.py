@@ -35,7 +35,7 @@ from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct_rows, few
 from nvprof_kit._trace.schema import OP_KINDS
-from nvprof_kit.issues import plural
+from nvprof_kit.issues import listing, plural
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 COPY_SHARE, PINNED_SHARE = 0.002, 0.05
@@ -558,7 +558,7 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
             f"the median of the {int(worst['peers'])} layers like it is {program.ms(worst['usual_ns'])}"
         )
         if len(places) > 1:
-            slower = ", ".join(f"{row.layer} {row.phase}" for row in places.iloc[1:5].itertuples())
+            slower = listing([f"{row.layer} {row.phase}" for row in places.iloc[1:].itertuples()], 4)
             evidence += f"; {block} also takes longer in {len(places) - 1} more: {slower}"
         saves = min(int(places["excess_ns"].sum()), program.busy_ns(of_block))
         in_worst = at(of_block, worst["layer"], worst["phase"])
