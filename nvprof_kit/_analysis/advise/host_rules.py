@@ -82,9 +82,12 @@ def launch(program: Program) -> Iterator[Finding]:
         note = f"; part of {program.ms(idle['idle_ns'].sum())} in layers and outside{note}"
     case, facts = _launch_case(program)
     for cases, rows in (("launch:loop", idle[in_loop]), (case, idle[~in_loop])):
-        if rows["idle_ns"].sum():
-            saves = saves_ns * (rows["idle_ns"].sum() / idle["idle_ns"].sum())
-            yield program.finding_in_idle(cases, rows, note=note, saves=saves, confidence=confidence, **facts)
+        if row_ns := rows["idle_ns"].sum():
+            unknown_ns = rows["idle_ns"][rows["cause"] == "unknown"].sum()
+            unknown = f"; in {program.ms(unknown_ns)} of the idle time what the host does is unknown"
+            of_it = unknown if unknown_ns >= BUSY_SHARE * row_ns else ""
+            saves = saves_ns * (row_ns / idle["idle_ns"].sum())
+            yield program.finding_in_idle(cases, rows, note=of_it + note, saves=saves, confidence=confidence, **facts)
 
 
 def _launch_savings(program: Program, busy_gaps: pd.DataFrame) -> tuple[int, list[str]]:
@@ -264,7 +267,7 @@ def sync(program: Program) -> Iterator[Finding]:
         evidence = (
             f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
             f"after {worst['call']} in {layer} {phase}: {program.ms(of_layer['lost_ns'].sum())} in "
-            f"{program.number(len(of_layer), 'gap')}, the longest {ms(worst['lost_ns'])}"
+            f"{program.number(len(of_layer), 'gap')}{program.on_average}, the longest {ms(worst['lost_ns'])}"
         )
         if (layers := rows["layer"].nunique()) > 1:
             like_it = " like it" * (of == "place")

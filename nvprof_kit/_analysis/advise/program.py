@@ -119,6 +119,7 @@ class Program(Operations):
         gpus: Number of GPUs, counted once per process that uses them.
         parts: Times are sums over so many steps of GPUs; over as many GPUs without steps.
         per_step: `` per step`` to append to a time, '' without steps.
+        on_average: `` on average`` to append to such a time beside a single one, '' if there are no several.
         waited_ns: Waits for the slowest rank in these steps.
     """
 
@@ -145,6 +146,7 @@ class Program(Operations):
         self.gpus = max(len(rows[["process", "device"]].drop_duplicates()), 1)
         self.parts = max(self.choice.count, 1) * self.gpus
         self.per_step = " per step" if self.choice.count else ""
+        self.on_average = " on average" * (self.parts > 1)
         self.waited_ns = waited_ns * max(self.choice.count, 1)
         self.limits = limits
 
@@ -694,7 +696,9 @@ class Program(Operations):
         return f"the {'steps are' if self.choice.count else 'capture is'} {self.ms(saves)} shorter{self.per_step}"
 
     def with_launches(self, ops: pd.DataFrame, saves: float) -> str:
-        """What to add to evidence that names the time of operations, if the steps are shorter by more than that."""
+        """What to add to evidence that names the time of operations, if the steps are shorter by more or less."""
+        if saves < WORTH_A_NOTE * self.busy_ns(ops):
+            return "; not all of that is saved: what replaces them takes time too, or the GPU then waits for the host"
         text = f"; with their launches {self.shorter(saves)}"
         text += ", on a host that the recording of Python's stacks slows" * self.has_stacks
         return text * bool(saves > self.busy_ns(ops))
@@ -749,8 +753,8 @@ class Program(Operations):
         where = ", ".join(name for name in (longest["operator"], longest["call"]) if name)
         evidence = (
             f"{self.of_wall(idle['idle_ns'].sum())} idle; most in {layer} {phase}: "
-            f"{self.ms(rows['idle_ns'].sum())}{self.per_step}; longest stretch there: {ms(longest['longest_ns'])}"
-            f"{f', in {where}' if where else ''}{note}"
+            f"{self.ms(rows['idle_ns'].sum())}{self.per_step}{self.on_average}; "
+            f"longest stretch there: {ms(longest['longest_ns'])}{f', in {where}' if where else ''}{note}"
         )
         return finding_of(
             cases, evidence, (layer, phase), (longest["longest_at_ns"], longest["longest_ns"]),

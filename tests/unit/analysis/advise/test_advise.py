@@ -362,6 +362,7 @@ def test_a_stall_of_one_step_is_not_saved_by_launching_faster(stalls, file, tmp_
     (late,) = of_rule("launch", file.write())
     assert late.title == "The GPU waits for the host to launch"
     assert ("the host was long busy with something else" in late.evidence) == stalls
+    assert "0.059 ms per step on average; longest" in late.evidence
     assert late.saves_ns == 59_000
     last_step = nvprof_kit.open(tmp_path / "run.sqlite").advise(steps=3).findings
     assert ("host-busy" in {finding.rule for finding in last_step}) == stalls
@@ -486,6 +487,8 @@ def test_the_slow_layer_is_named():
     outliers = {finding.layer.rpartition(".")[0] for finding in findings if finding.rule == "outlier-layer"}
     (copies,) = [finding for finding in findings if finding.rule == "copies"]
     assert outliers == {"layers.3"} and copies.evidence.startswith("1 copy per step, 100.0 % of them through pageable")
+    evidence = {finding.rule: finding.evidence for finding in findings}
+    assert evidence["outlier-layer"].endswith("layers.3.down forward, layers.3 backward, …")
     assert "16.8 MB per step; 0.861 ms exposed per step" in copies.evidence
     assert (copies.layer, copies.phase) == ("(none)", "data")
     assert copies.saves_ns < 1_000_000  # without the wait for data
