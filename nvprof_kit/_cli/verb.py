@@ -323,7 +323,8 @@ class Output:
         matching = (name for suffix, name in by_suffix.items() if path is None or path.name.lower().endswith(suffix))
         chosen = data_format or next(matching, None)
         if chosen is None:
-            raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}, or --format")
+            option = ", or --format" if len(_forms(by_suffix)) > 1 else ""
+            raise UsageError(f"{path}: no format has this suffix; needed one of {suffixes}{option}")
         if path is None and sys.stdout.isatty() and (chosen == "parquet" or TABLE not in by_suffix.values()):
             raise UsageError(f"the output cannot be printed to a terminal; write it to a file with -o ({suffixes})")
         return cls(chosen, path)
@@ -387,13 +388,18 @@ def _stdout() -> Iterator[None]:
         raise UsageError(f"stdout: cannot write it: {error.strerror}; the output is incomplete") from None
 
 
+def _forms(by_suffix: Mapping[str, str]) -> list[str]:
+    """The formats that ``--format`` selects; there is no such option for one alone."""
+    return [name for name in dict.fromkeys(by_suffix.values()) if name not in (*formats.PICTURES, "html")]
+
+
 def output_options(by_suffix: Mapping[str, str]) -> list[click.Parameter]:
     """``-o`` and, if there are several formats, ``--format``, which make the `Output` of a verb together."""
 
     def output(context: click.Context, _: click.Parameter, path: str | None) -> Output:
         return Output.of(context.params.pop("data_format", None), Path(path) if path else None, by_suffix)
 
-    forms = [name for name in dict.fromkeys(by_suffix.values()) if name not in (*formats.PICTURES, "html")]
+    forms = _forms(by_suffix)
     text = f"Write to FILE, whose suffix selects the format: {', '.join(by_suffix)}."
     options: list[click.Parameter] = [
         click.Option(["output", "-o", "--output"], metavar="FILE", callback=output, help=text)
