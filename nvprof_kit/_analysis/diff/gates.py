@@ -140,9 +140,11 @@ def judge(gate: Gate, rows: pd.DataFrame, assumed: Noise | None, allow_undecided
         reason += f"; if it was renamed, name it so in both ({len(gone)} of {len(rows_of_gate)} rows are gone)"
         return GateOutcome(gate, allow_undecided, reason, undecided=True)
     row = rows_of_gate.sort_values("change", ascending=False, kind="stable").iloc[0]
-    bound = f", at most {100 * row['at_most']:+.1f} %" if row["at_most"] < gate.limit else ""
+    is_bound = bool(row["at_most"] < gate.limit)
+    bound = f", at most {100 * row['at_most']:+.1f} %" if is_bound else ""
     bound = bound or (", within the noise assumed for one run a side" if assumed else "")
-    return GateOutcome(gate, True, f"largest change {_change(row)} ({named(row)}){bound}")
+    reason = f"largest change {_change(row)} ({named(row)}){bound}"
+    return GateOutcome(gate, True, reason, undecided=bool(assumed) and not is_bound)
 
 
 def named(row: pd.Series) -> str:

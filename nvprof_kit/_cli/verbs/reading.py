@@ -73,8 +73,9 @@ def diff(output: Output, captures: tuple[str, ...], *, vs: Sequence[str] = (), *
     the noise between runs; with one, it is assumed.
 
     TARGET is step, phase:NAME, class:NAME, or a layer, in which * matches any text, with or without a phase:
-    'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared.
-    --format md writes a report for a pull request.
+    'model.layers.* backward'. Exit 1 if a gate fails or cannot be decided, 2 if the captures cannot be compared; with
+    one run a side, a gate passes if only the assumed noise leaves it undecided. --format md writes a report for a
+    pull request.
 
     Options:
         vs: Several runs of NEW, after several of BASE.

@@ -75,9 +75,10 @@ def _kernels(result: Diff) -> list[str]:
 
 
 def _gates(result: Diff) -> list[tuple[bool, str]]:
+    words = {(True, False): "holds", (True, True): "passes, undecided"}
     return [
-        (outcome.held, f"{'holds' if outcome.held else 'FAILS'}: {outcome.gate.text}: {outcome.reason}")
-        for outcome in result.gates
+        (gate.held, f"{words.get((gate.held, gate.undecided), 'FAILS')}: {gate.gate.text}: {gate.reason}")
+        for gate in result.gates
     ]
 
 

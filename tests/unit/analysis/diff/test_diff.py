@@ -97,7 +97,9 @@ def test_one_run_a_side_has_no_p_and_no_verdict_within_the_assumed_noise(tmp_pat
     (failed,) = diff(base, busy(tmp_path / "slow.sqlite", 395_000), ["layers.0:+5%"]).gates
     text = "layers.0 forward +295.0 %, the limit is +5 %, beyond the noise assumed for one run a side"
     assert not failed.held and failed.reason == text
-    (passed,) = diff(base, busy(tmp_path / "near.sqlite", 103_000), ["layers.0:+2%"]).gates
+    near = diff(base, busy(tmp_path / "near.sqlite", 103_000), ["layers.0:+2%"])
+    (passed,) = near.gates
+    assert passed.undecided and "passes, undecided: layers.0:+2%: largest change +3.0 %" in str(near)
     assert passed.held and passed.reason == f"largest change +3.0 % (layers.0 forward), {ASSUMED}"
     # the noise is the user's to know
     assert row(diff(base, busy(tmp_path / "two.sqlite", 102_000), run_noise=0.2), level="layer")["verdict"] == "slower"
