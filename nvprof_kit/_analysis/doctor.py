@@ -8,6 +8,7 @@ from functools import partial
 
 from nvprof_kit._findings import Finding, by_severity, checked, of_case
 from nvprof_kit._trace.nsys.health import CaptureHealth
+from nvprof_kit._trace.nsys.read import LIBRARY
 from nvprof_kit._trace.nsys.scrub import secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
 from nvprof_kit._trace.schema import Trace
@@ -108,7 +109,8 @@ def _processes(capture: CaptureHealth) -> Iterator[Finding]:
 
 def _ranges(capture: CaptureHealth) -> Iterator[Finding]:
     domains = capture.domains or {}
-    ours, by_domain = domains.get(DOMAIN, 0), {name: count for name, count in domains.items() if name != DOMAIN}
+    ours = domains.get(DOMAIN, 0)
+    by_domain = {name: count for name, count in domains.items() if name != DOMAIN and not LIBRARY.search(name)}
     if ours:
         yield _finding("ranges", ranges=ours)
     elif DOMAIN in capture.registered:

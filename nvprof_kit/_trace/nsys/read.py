@@ -50,9 +50,10 @@ from nvprof_kit.errors import CaptureError
 from nvprof_kit.issues import Issue, as_issues
 from nvprof_kit.names import DOMAIN
 
-_LIBRARY = re.compile(
+LIBRARY = re.compile(
     r"^(nccl|nvshmem|cublas|cudnn|cufft|cusparse|cusolver|cutlass|cccl|thrust|nvtx|ucx|ucp|openmp|mpi)", re.I
 )
+"""The names of libraries' NVTX domains, whose ranges are no layers."""
 
 
 def read_nsys(db: Database, request: Request) -> Trace:
@@ -80,7 +81,7 @@ def read_nsys(db: Database, request: Request) -> Trace:
         nvtx = read_nvtx(db)
         is_found_later = domain == DOMAIN and not nvtx.has_ranges(domain)
         if is_found_later:  # nothing of ours: what other programs name, or nothing
-            domain = ",".join([DEFAULT, *(name for name in nvtx.domain_names if name and not _LIBRARY.search(name))])
+            domain = ",".join([DEFAULT, *(name for name in nvtx.domain_names if name and not LIBRARY.search(name))])
             optional |= {"name"}
         else:
             _check_has_domain(db, nvtx, domain)

@@ -41,7 +41,8 @@ def found(*captures: CaptureHealth) -> dict[str, str]:
         ({"processes": {7: 100, 8: 0}}, "processes", "warning"),
         ({"domains": {}, "registered": ("nvprof_kit",)}, "ranges", "error"),
         ({"domains": {}, "registered": ()}, "ranges", "warning"),
-        ({"domains": {"": 30, "NCCL": 3}, "registered": ()}, "ranges", "warning"),
+        ({"domains": {"": 3, "NCCL": 30}, "registered": ()}, "ranges", "warning"),
+        ({"domains": {"CCCL": 30}, "registered": ()}, "ranges", "warning"),
         ({"open_ranges": 2}, "open ranges", "note"),
         ({"without_payloads": True}, "tables", "warning"),
         ({"complaints": (("Couldn't allocate CUPTI bufer", 3, True),)}, "lost events", "error"),
@@ -64,6 +65,7 @@ def test_a_finding_has_a_reason(change, check, level):
     assert found(capture) == {check: level}
     findings = examine_captures([capture])["run.sqlite"]
     assert all(finding.why and finding.fix for finding in findings if finding.severity != "ok")
+    assert not any(f"--domain {library}" in finding.fix for finding in findings for library in ("NCCL", "CCCL"))
 
 
 @pytest.mark.parametrize(("captures", "table"), [(False, "KERNEL"), (False, "MEMCPY"), (True, "KERNEL")])
