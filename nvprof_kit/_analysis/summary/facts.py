@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
-from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Int64Array, begins, joined, union_lengths
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Cover, Int64Array, begins, joined, union_lengths
 from nvprof_kit._analysis.attribution.ranges import Elsewhere
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import STATES, activity
@@ -57,10 +57,12 @@ class Facts(Operations):
         """The activity of the host threads."""
         return HostCalls(self.trace)
 
-    @property
-    def gpu_ns(self) -> int:
-        """Sum of the durations of the included operations."""
-        return int(self.duration[self.is_included].sum())
+    @cached_property
+    def gpu_ns(self) -> pd.Series[int]:
+        """Sum of the durations of the included operations (by step)."""
+        ops = np.flatnonzero(self.is_included)
+        step = self.attribution.step[ops] if self.by_step else np.broadcast_to(0, len(ops))
+        return pd.Series(self.duration[ops]).groupby(step).sum()
 
     def included(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Those of some rows whose step instance is included."""
@@ -128,6 +130,19 @@ class Facts(Operations):
         length_ns = union_lengths(start, end, lane, group, len(steps)) if len(steps) else group
         return pd.DataFrame({"step": steps, "calls": calls, length: length_ns, **names})
 
+    def busy_host(self, intervals: pd.DataFrame, **names: str) -> pd.DataFrame:
+        """The same of host threads, with columns ``pid`` and ``lane``, as ``cpu_total_ns``; and as ``in_wall_ns`` how
+        much of these intervals lies in the wall time of the included steps (of the step) on each device of the process.
+        """
+        windows, included = self.windows, self.included(intervals)
+        pid = np.array([device.pid for device in windows.devices])[windows.device]
+        wall = {"pid": pid, "step": windows.instance, "start": windows.start, "end": windows.end}
+        lanes = included[["pid", "lane"]].drop_duplicates().merge(self.included(pd.DataFrame(wall)), on="pid")
+        cover = Cover(*(included[name].to_numpy(dtype=np.int64) for name in ("lane", "start", "end")))
+        lanes["in_wall_ns"] = cover.inside(*(lanes[name].to_numpy() for name in ("lane", "start", "end")))
+        in_wall = lanes.groupby("step", as_index=False)["in_wall_ns"].sum()
+        return self.busy(intervals, "cpu_total_ns", **names).merge(in_wall, on="step", how="left")
+
     def busy_ops(self, ops: Int64Array, **names: str) -> pd.DataFrame:
         """The same of operations, on their devices."""
         intervals = self.trace.ops[["start_ns", "end_ns"]].iloc[ops].set_axis(["start", "end"], axis=1)
@@ -136,12 +151,14 @@ class Facts(Operations):
         return self.busy(intervals, "gpu_total_ns", **names)
 
     def with_ratios(self, tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
-        """The named columns of some tables, and CPU and GPU time with their shares of the wall time of all devices."""
-        names = [*names, "cpu_total_ns", "gpu_total_ns"]
+        """The named columns of some tables, and CPU and GPU time with their shares of the wall time of all devices (in
+        the step).
+        """
+        names = [*names, "cpu_total_ns", "gpu_total_ns", "in_wall_ns"]
         table: pd.DataFrame = pd.concat(tables, ignore_index=True).reindex(columns=["step", *names]).fillna(0)
         table[names[1:]] = table[names[1:]].astype("int64")
-        wall_ns = max(int(self.states["wall_ns"].sum()), 1)
-        table["cpu_ratio"], table["gpu_ratio"] = table["cpu_total_ns"] / wall_ns, table["gpu_total_ns"] / wall_ns
+        wall_ns = table["step"].map(self.states.groupby("step")["wall_ns"].sum()).fillna(0).clip(lower=1)
+        table["cpu_ratio"], table["gpu_ratio"] = table.pop("in_wall_ns") / wall_ns, table["gpu_total_ns"] / wall_ns
         return table
 
     def statistics(self, frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -166,7 +183,8 @@ class Facts(Operations):
             times = {"total": total, "avg": total / calls, "max": ns[first + calls - 1], "min": ns[first]}
             for name, values in {**times, "p50": p50, "p95": p95}.items():
                 table[f"{side}_{name}_ns"] = values.round().astype(np.int64)
-            table[f"{side}_ratio"] = total / max(int(total.sum()) if side == "cpu" else self.gpu_ns, 1)
+            of_step = table.groupby("step")["cpu_total_ns"].sum() if side == "cpu" else self.gpu_ns
+            table[f"{side}_ratio"] = total / table["step"].map(of_step).fillna(0).clip(lower=1)
         cost = "gpu_total_ns" if table["gpu_total_ns"].any() else "cpu_total_ns"
         keys = [self.sort, cost] if self.sort in table else [cost]
         return table.sort_values(keys, ascending=False, kind="stable", ignore_index=True)

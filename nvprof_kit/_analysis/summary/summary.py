@@ -41,8 +41,8 @@ class Summary(Result):
 
     Attributes:
         views: Tables by view. Columns ``cpu_*`` and ``gpu_*`` are total, avg, max, min, p50 and p95 in ns;
-            ``cpu_ratio`` and ``gpu_ratio`` are fractions of the included steps. By step, there are also ``step`` and
-            ``instance``.
+            ``cpu_ratio`` and ``gpu_ratio`` are fractions of the included steps, by step of that step. By step, there
+            are also ``step`` and ``instance``.
         notes: Notes by view: why it is empty, or what its ratios refer to.
         steps: Number of included steps.
         all_steps: Number of steps in the capture.

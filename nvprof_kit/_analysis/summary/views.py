@@ -82,8 +82,9 @@ def overview(facts: Facts) -> pd.DataFrame:
     tables = [facts.busy_ops(np.flatnonzero(is_event), event=name) for name, is_event in of_ops.items()]
     for name, is_event in of_calls.items():
         calls = np.flatnonzero(is_event[:-1])
-        intervals = {"step": facts.step_of_calls(calls), "start": host.start[calls], "end": host.end[calls]}
-        tables.append(facts.busy(pd.DataFrame({**intervals, "lane": host.tid[calls]}), "cpu_total_ns", event=name))
+        columns = {"pid": host.pid, "lane": host.tid, "start": host.start, "end": host.end}
+        intervals = pd.DataFrame({key: values[calls] for key, values in columns.items()})
+        tables.append(facts.busy_host(intervals.assign(step=facts.step_of_calls(calls)), event=name))
     return facts.with_ratios(tables, ["event", "calls"])
 
 
@@ -104,18 +105,18 @@ def model(facts: Facts) -> pd.DataFrame:
         is_named = (phases == model_part).to_numpy()
         if (is_named & (part_of_range == code)).any():
             is_call &= is_named | (part_of_range != code)
-    columns = {"start": ranges.start, "end": ranges.end, "lane": ranges.tid, "is_call": is_call}
+    columns = {"start": ranges.start, "end": ranges.end, "pid": ranges.pid, "lane": ranges.tid, "is_call": is_call}
     intervals = pd.DataFrame({**columns, "step": steps_around(ranges, np.arange(len(ranges.start)))})
     tables = []
     for code, model_part in enumerate(MODEL_PARTS):
         gpu = facts.busy_ops(np.flatnonzero(part_of_op == code), part=model_part).rename(columns={"calls": "gpu_ops"})
-        cpu = facts.busy(intervals[part_of_range == code], "cpu_total_ns", part=model_part)
+        cpu = facts.busy_host(intervals[part_of_range == code], part=model_part)
         if code == other:
             of_layers, with_other = (
-                facts.busy(intervals[rows], "cpu_total_ns").set_index("step")["cpu_total_ns"]
-                for rows in (is_layer, is_layer | is_other)
+                facts.busy_host(intervals[rows]).set_index("step") for rows in (is_layer, is_layer | is_other)
             )
-            cpu["cpu_total_ns"] = cpu["step"].map(with_other.sub(of_layers, fill_value=0)).astype("int64")
+            uncovered_ns = with_other.sub(of_layers, fill_value=0).reindex(cpu["step"])
+            cpu = cpu.assign(**{name: uncovered_ns[name].to_numpy() for name in ("cpu_total_ns", "in_wall_ns")})
         tables.append(gpu.merge(cpu, on=["step", "part"], how="outer", sort=False))
     return facts.with_ratios(tables, ["part", "calls", "gpu_ops"])
 

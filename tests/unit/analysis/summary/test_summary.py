@@ -55,10 +55,25 @@ def test_by_step_and_sorted(tmp_path):
         [0, "nvjet_a", 200], [0, "ncclDevKernel_AllReduce", 100],
         [1, "nvjet_a", 300], [1, "ncclDevKernel_AllReduce", 100],
     ]  # fmt: skip
+    ratios = views["kernel"].groupby("step")["gpu_ratio"].sum() + views["memory"].groupby("step")["gpu_ratio"].sum()
+    assert ratios.tolist() == [1, 1] and views["overview"]["gpu_ratio"][0] == 0.2
     gpu = views["device"].dropna(subset="device")
     assert gpu[["step", "busy_ns", "utilisation"]].to_numpy().tolist() == [[0, 270, 0.27], [1, 320, 0.32]]
     ordered = analysed(small(tmp_path / "run.sqlite"), sort="calls", view="kernel").views["kernel"]
     assert ordered["calls"].is_monotonic_decreasing
+
+
+@pytest.mark.parametrize("by", [None, "step"])
+def test_ratios_are_of_the_wall_time_that_the_cpu_time_lies_in(file, by):
+    """A host that runs ahead: most of step 1's forward is in the wall time of step 0."""
+    for step, (begin, end) in enumerate([(0, 100), (100, 1100)]):
+        file.range_(f"step {step}", begin, end, category="step", payload=step)
+        file.range_("forward", begin, end - 50, category="phase")
+        file.kernel(end - 90, 1000 + 90 * step, launched=(begin + 5, begin + 8))
+    file.call("cudaMalloc", 900, 1020)
+    views = analysed(file.write(), by=by, steps=1).views
+    assert views["model"][["cpu_total_ns", "cpu_ratio"]].to_numpy().tolist() == [[950, 0.5]]
+    assert 0.2 in views["overview"]["cpu_ratio"].tolist()
 
 
 @pytest.mark.parametrize("by_step", [False, True])
