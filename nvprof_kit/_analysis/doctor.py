@@ -9,7 +9,7 @@ from functools import partial
 from nvprof_kit._findings import Finding, by_severity, checked, of_case
 from nvprof_kit._trace.nsys.health import CaptureHealth
 from nvprof_kit._trace.nsys.read import LIBRARY
-from nvprof_kit._trace.nsys.scrub import secret_names
+from nvprof_kit._trace.nsys.scrub import commands_to_scrub, secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
 from nvprof_kit._trace.schema import Trace
 from nvprof_kit.issues import Issue, in_order
@@ -167,13 +167,14 @@ def _length(capture: CaptureHealth) -> Iterator[Finding]:
 
 
 def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
-    path, is_read = shlex.quote(capture.path), not any("TARGET_INFO_SYSTEM_ENV" in name for name in capture.incomplete)
+    is_read = not any("TARGET_INFO_SYSTEM_ENV" in name for name in capture.incomplete)
+    commands = commands_to_scrub(capture.path)
     if capture.homes:
-        yield _finding("homes", homes=", ".join(capture.homes[:4]), path=path)
+        yield _finding("homes", homes=", ".join(capture.homes[:4]), commands=commands)
     if capture.environment:
         secrets = secret_names(list(capture.environment))
         among = f", among them {', '.join(secrets[:6])}" if secrets else ""
         severity = "warning" if secrets else "note"
-        yield _finding("environment", severity, count=len(capture.environment), secrets=among, path=path)
+        yield _finding("environment", severity, count=len(capture.environment), secrets=among, commands=commands)
     elif is_read and not capture.homes:
         yield _finding("private")

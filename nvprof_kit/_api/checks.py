@@ -89,7 +89,9 @@ def scrubbed_name(capture: str | Path) -> Path:
     capture = Path(capture)
     name, dot, suffix = capture.name.partition(".sqlite")
     if not dot:
-        raise UsageError.of("not-an-export", capture=capture)
+        from nvprof_kit._trace.nsys.scrub import commands_to_scrub
+
+        raise UsageError.of("not-an-export", capture=capture, commands=commands_to_scrub(capture))
     return capture.with_name(f"{name}.scrubbed{dot}{suffix}")
 
 

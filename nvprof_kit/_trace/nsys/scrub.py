@@ -9,6 +9,7 @@ from __future__ import annotations
 import lzma
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import tempfile
@@ -66,6 +67,16 @@ def home_folders(db: Database) -> list[str]:
 def secret_names(names: list[str]) -> list[str]:
     """The names that look like secrets."""
     return [name for name in names if _SECRET.search(name)]
+
+
+def commands_to_scrub(capture: str | Path) -> str:
+    """What to type for a scrubbed copy of a capture: a report is exported before, a folder's report too."""
+    path = str(capture)
+    if ".sqlite" in Path(path).name:
+        return f"nvprof-kit scrub {shlex.quote(path)}"
+    report = path if path.endswith(".nsys-rep") else "REPORT.nsys-rep"
+    export = f"{report.removesuffix('.nsys-rep')}.sqlite"
+    return f"nsys export -t sqlite {shlex.quote(report)} && nvprof-kit scrub {shlex.quote(export)}"
 
 
 def scrub(source: Path, target: Path, also: str | None = None) -> dict[str, int]:

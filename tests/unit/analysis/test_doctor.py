@@ -68,6 +68,13 @@ def test_a_finding_has_a_reason(change, check, level):
     assert not any(f"--domain {library}" in finding.fix for finding in findings for library in ("NCCL", "CCCL"))
 
 
+@pytest.mark.parametrize(("path", "export"), [("a b.sqlite.xz", ""), ("run.nsys-rep", "run"), ("run_pqtdir", "REPORT")])
+def test_what_scrubs_a_capture_can_be_followed(path, export):
+    findings = examine_captures([replace(WELL, path=path, environment=("HOME",))])[path]
+    export = f"nsys export -t sqlite {export}.nsys-rep && nvprof-kit scrub {export}.sqlite" if export else ""
+    assert (export or "nvprof-kit scrub 'a b.sqlite.xz'") in [finding.fix for finding in findings]
+
+
 @pytest.mark.parametrize(("captures", "table"), [(False, "KERNEL"), (False, "MEMCPY"), (True, "KERNEL")])
 def test_a_launch_without_its_kernel_is_counted_but_not_in_a_stream_capture(captures, table, file):
     if captures:

@@ -115,7 +115,8 @@ def test_the_verb(capture):
     assert capture.with_name("run.scrubbed.sqlite").exists()
     assert "exists; remove it, or choose another name" in ask(str(capture))[1]
     assert "is the capture itself; choose another name" in ask(str(capture), "-o", str(capture))[1]
-    assert "only an .sqlite export" in ask("run.nsys-rep")[1]
+    commands = "nsys export -t sqlite run.nsys-rep && nvprof-kit scrub run.sqlite"
+    assert f"only an .sqlite export can be scrubbed: {commands}" in ask("run.nsys-rep")[1]
 
 
 def test_what_stands_beside_the_target_is_clean_and_as_private_as_the_source(capture, tmp_path, monkeypatch):
