@@ -521,7 +521,8 @@ def recompute(program: Program) -> Iterator[Finding]:
 def outlier_layers(program: Program) -> Iterator[Finding]:
     """Of four or more layers that differ only in their number, one computes 1.2 times the median and five median
     deviations more, even without 30 % of the time that collectives run beside it; all parts and phases of a block are
-    one finding.
+    one finding. If it is one part of the first or last block, the confidence is `low`: it may hold what runs before or
+    after the blocks.
 
     Saves: What it computes above it.
     """
@@ -543,7 +544,9 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
         usual_ns, worst = float(peers["ns"].median()), peers[peers["ns"] == peers["ns"].max()][:1]
         least_ns = float(worst["ns"].iloc[0]) - SLOWS * float(worst["beside_ns"].iloc[0])
         if len(peers) >= SIBLINGS and least_ns > _unusual_ns(peers["ns"]):
-            outliers.append(worst.assign(usual_ns=usual_ns, peers=len(peers)))
+            number = peers["layer"].str.extract(r"(?:^|\.)(\d+)(?:\.|$)", expand=False).astype(int)
+            is_edge = number[worst.index[0]] in (number.min(), number.max())
+            outliers.append(worst.assign(usual_ns=usual_ns, peers=len(peers), is_edge=is_edge))
     if not outliers:
         return
     table = pd.concat(outliers)
@@ -562,7 +565,8 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
             evidence += f"; {block} also takes longer in {len(places) - 1} more: {slower}"
         saves = min(int(places["excess_ns"].sum()), program.busy_ns(of_block))
         in_worst = at(of_block, worst["layer"], worst["phase"])
-        yield program.finding_in_ops("outlier-layer", evidence, in_worst, saves=saves, confidence="high")
+        confidence = "low" if len(places) == 1 and worst["is_edge"] else "high"
+        yield program.finding_in_ops("outlier-layer", evidence, in_worst, saves=saves, confidence=confidence)
 
 
 def _unusual_ns(times: pd.Series[Any]) -> float:
