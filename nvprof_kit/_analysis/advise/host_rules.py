@@ -351,7 +351,7 @@ def loading(program: Program) -> Iterator[Finding]:
     if program.choice.count:
         is_loading = program.steps["idle_loading_ns"] > 0.01 * program.steps["wall_ns"]
         during, number = " during steps", int(is_loading.sum())
-        recurs, note = number > 1, f"; in {number} of {len(program.steps)} steps"
+        recurs, note = number > 1, f"; in {number} of {plural(len(program.steps), 'step')}"
     else:
         layer, phase = costliest(rows, "idle_ns")
         gaps, ranges = program.times.gaps, program.attribution.ranges
@@ -418,9 +418,9 @@ def unstable_step(program: Program) -> Iterator[Finding]:
     if cause == "launch" and program.steps_are_alike:
         return  # the host launches the same, but was disturbed
     more = {"compute": "computing", "exposed_copy": "copying"}.get(grown) or f"idle: {CAUSES[cause]}"
-    worst = steps.loc[steps["wall_ns"][of_gpu].idxmax()]
+    worst, count = steps.loc[steps["wall_ns"][of_gpu].idxmax()], (of_gpu & is_slow).sum()
     evidence = (
-        f"{(of_gpu & is_slow).sum()} of {of_gpu.sum()} steps take more than {UNSTABLE} times the median of "
+        f"{count} of {of_gpu.sum()} steps {'takes' if count == 1 else 'take'} more than {UNSTABLE} times the median of "
         f"{ms(usual['wall_ns'][worst.name])}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the "
         f"excess is {more}"
     )
@@ -430,9 +430,8 @@ def unstable_step(program: Program) -> Iterator[Finding]:
     symptom_of, confidence = _RULE_OF_CAUSE.get(cause, ""), "low"
     if (is_slow & is_eager).any():
         case, symptom_of, confidence = "unstable-step:eager", "", "medium"
-        evidence += (
-            f"; {(of_gpu & is_eager).sum()} steps run none of the kernels that torch.compile made for the others"
-        )
+        eager_steps = plural((of_gpu & is_eager).sum(), "step", "runs/run")
+        evidence += f"; {eager_steps} none of the kernels that torch.compile made for the others"
     yield finding_of(
         case, evidence, ("", ""), (worst["start_ns"], worst["wall_ns"]), int(lost_ns.sum()),
         confidence=confidence, symptom_of=symptom_of,

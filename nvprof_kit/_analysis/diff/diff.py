@@ -37,7 +37,7 @@ from nvprof_kit._result.result import Result, renderers, table_named
 from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.schema import CaptureInfo
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import Issue, as_issues
+from nvprof_kit.issues import Issue, as_issues, plural
 from nvprof_kit.names import NO_PHASE
 
 COLUMNS = read_columns("nvprof_kit._analysis.diff", "diff")
@@ -257,7 +257,7 @@ def _reasons_against(infos: Sequence[CaptureInfo], runs: Sequence[Samples]) -> l
         if phase != phases[0]:
             reasons.append(f"other windows (phases {', '.join(phases[0]) or 'none'}; {', '.join(phase) or 'none'})")
     reasons += [
-        f"{info.path} has {len(run.steps)} steps to compare, needed {MIN_STEPS}: capture more, or mark "
+        f"{info.path} has {plural(len(run.steps), 'step')} to compare, needed {MIN_STEPS}: capture more, or mark "
         "them with nvprof_kit.step(...)"
         for info, run in zip(infos, runs, strict=True)
         if len(run.steps) < MIN_STEPS

@@ -18,7 +18,7 @@ from nvprof_kit._analysis.layers.fold import Views
 from nvprof_kit._analysis.memory.labels import holder_table, read_labels, size_class, stack_texts
 from nvprof_kit._analysis.memory.steps import COLUMNS, segment_table, step_table, traffic_table
 from nvprof_kit.errors import CaptureError
-from nvprof_kit.issues import Issue
+from nvprof_kit.issues import Issue, plural
 from nvprof_kit.names import NO_LAYER
 
 if TYPE_CHECKING:
@@ -212,5 +212,5 @@ def _warnings(summary: MemorySummary, before: int, allocations: pd.DataFrame) ->
     if summary.peak_event >= 0 and not (allocations["layer"] != NO_LAYER).any():
         issues.append(Issue.of("no-layers:snapshot"))
     if summary.ooms:
-        issues.append(Issue.of("out-of-memory", count=len(summary.ooms), largest=max(summary.ooms)))
+        issues.append(Issue.of("out-of-memory", times=plural(len(summary.ooms), "time"), largest=max(summary.ooms)))
     return issues

@@ -275,7 +275,7 @@ def scrub(capture: str, *, output: str | None = None, also: str | None = None) -
     with progress() as report:
         report(f"copying {capture}")
         removed = write_scrubbed(capture, target, also=also)
-    taken = ", ".join(f"{count} {kind}" for kind, count in removed.items() if count)
+    taken = ", ".join(f"{kind} ({count:,})" for kind, count in removed.items() if count)
     click.echo(f"{target}: without {taken or 'anything to take out: there was nothing private in it'}", err=True)
 
 

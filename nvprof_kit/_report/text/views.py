@@ -15,6 +15,7 @@ from rich.text import Text
 from nvprof_kit._analysis.breakdown.host import CAUSES
 from nvprof_kit._report.text.table import Column, Grid, below, capture_line, frame_table, ranked_notes
 from nvprof_kit._report.text.texts import MS, TEXTS, is_missing, kernel_names, percent
+from nvprof_kit.issues import plural
 
 if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
@@ -89,8 +90,9 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
         grid.add({"step": f"median of {result.choice.count}", **_parts(median_step, states)})
     warm_up = inside.drop(index=steady.index)
     steady_count, warm_up_count = (len(set(result.instances[rows.index].tolist())) for rows in (steady, warm_up))
+    counted = plural(steady_count, "steady step" if len(warm_up) else "step")
     for name, rows, style in (
-        (f"{steady_count} steady steps" if len(warm_up) else f"all {steady_count} steps", steady, "bold"),
+        (counted if len(warm_up) or steady_count == 1 else f"all {counted}", steady, "bold"),
         (f"warm-up, {warm_up_count} more", warm_up, ""),
         (outside_name(result), steps[result.instances < 0], ""),
     ):

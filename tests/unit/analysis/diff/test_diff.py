@@ -166,7 +166,7 @@ def test_windows_without_steps_are_compared_by_their_blocks(tmp_path):
 def test_what_cannot_be_compared_is_refused_with_the_reason(tmp_path):
     base, few = opened(capture(tmp_path / "base.sqlite")), opened(capture(tmp_path / "few.sqlite", (1,)))
     trained = opened(capture(tmp_path / "trained.sqlite", backward=True))
-    with pytest.raises(CaptureError, match="1 steps to compare, needed 2"):
+    with pytest.raises(CaptureError, match="1 step to compare, needed 2"):
         diff(base, few)
     with pytest.raises(CaptureError, match=r"other windows \(phases forward; backward, forward\)"):
         diff(base, trained)

@@ -186,7 +186,7 @@ def test_a_snapshot_of_one_step_and_of_running_out(plain):
     assert step.step["step"].tolist() == [0, 1], "written when step 1 ended"
     oom = open_snapshot(plain / "oom_oom-2.11.pickle").memory()
     assert oom.summary.ooms == (4 << 40,), "a float for each of 1 << 40 numbers"
-    assert any("out of memory 1 times" in warning for warning in oom.warnings)
+    assert any("out of memory 1 time;" in warning for warning in oom.warnings)
 
 
 @pytest.mark.parametrize("mode", ["fast", "dladdr", "addr2line"])
