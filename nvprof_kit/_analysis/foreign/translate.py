@@ -146,7 +146,7 @@ class _Renamed:
 
     def __init__(self, trace: Trace, rules: Rules | None) -> None:
         self._rules, recorded = rules, trace.ranges[["text", "category"]]
-        self._cut_pairs: list[str] = []
+        self._cut_pairs: dict[str, None] = {}  # in their order
         self.meaning = recorded.groupby([*recorded], observed=True, sort=False).ngroup().to_numpy()
         texts = recorded.drop_duplicates().itertuples(index=False, name=None)
         of_program = rules or Rules("nvprof_kit", otherwise="layer")
@@ -175,7 +175,7 @@ class _Renamed:
         """Which layers the window cuts, and how many ranges no rule matches."""
         issues: list[Issue] = []
         if self._cut_pairs:
-            layers = ", ".join([*dict.fromkeys(self._cut_pairs)][:4])
+            layers = ", ".join([*self._cut_pairs][:4]) + (", …" if len(self._cut_pairs) > 4 else "")
             issues.append(Issue.of("cut", count=len(self._cut_pairs), layers=layers))
         is_loose = np.array(
             [not meaning.ruled and meaning.name.category is Category.USER for meaning in self.meanings], dtype=bool
@@ -200,10 +200,10 @@ class _Renamed:
                 open_since[layer] = row.start_ns
                 continue
             if layer not in open_since:  # begun before the window
-                self._cut_pairs.append(layer[2])
+                self._cut_pairs[layer[2]] = None
             bounds.append((open_since.pop(layer, first[row.tid]), row.end_ns, *layer))
         for layer, start_ns in open_since.items():  # not ended in the window
-            self._cut_pairs.append(layer[2])
+            self._cut_pairs[layer[2]] = None
             bounds.append((start_ns, last[layer[1]], *layer))
         layers = pd.DataFrame(bounds, columns=["start_ns", "end_ns", "pid", "tid", "text"])
         name, texts = pd.factorize(layers.pop("text"), sort=True)

@@ -232,7 +232,8 @@ def test_a_block_lasts_from_the_start_before_to_the_end_after(file):
     def ranged(text: str, start: int, end: int) -> None:
         file.range_(text, start, end, category=None, domain="")
 
-    at = 0
+    ranged("FSDP::post_forward (blocks.2), op_id = 9", 0, 10)  # of the step before: cut twice, one layer
+    at = 100
     for number in range(3):
         path_of_block = f"blocks.{number}._checkpoint_wrapped_module"
         ranged(f"FSDP::pre_forward ({path_of_block}), op_id = {number}", at, at + 10)
