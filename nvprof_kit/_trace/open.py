@@ -148,9 +148,9 @@ def _opened(path: str | Path, readers: Iterable[_Format], expected: str) -> Iter
             header = _header(source.path, expected)
             reader = next((reader for reader in readers if reader.sniff(source.path, header)), None)
             if reader is None:
-                is_folder = source.path.is_dir()
-                description = "a directory without tables of nsys" if is_folder else description_of(header)
-                description = description or f"of an unknown format (it begins {header[:12]!r})"
+                description = description_of(header) or f"of an unknown format (it begins {header[:12]!r})"
+                if source.path.is_dir():
+                    description = "a directory without tables of nsys" if "folder" in expected else "a directory"
                 raise CaptureError(f"{path}: {description}; needed {expected}")
             yield reader, source
     except OSError as error:

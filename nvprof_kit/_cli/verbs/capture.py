@@ -248,7 +248,7 @@ def doctor(output: Output, subject: tuple[str, ...], *, measure: str | None = No
     separated = click.get_current_context().obj
     if subject and not separated and Path(subject[0]).is_file():  # a program to run is not of a known kind
         expect(subject[0], CAPTURES, NEEDED)
-    of_captures = bool(subject) and is_capture(subject[0])
+    of_captures = bool(subject) and (is_capture(subject[0]) or (not separated and Path(subject[0]).is_dir()))
     if of_captures:
         output.spare(subject)
     checks = check(*subject, measure=measure) if of_captures else check(command=subject, measure=measure)

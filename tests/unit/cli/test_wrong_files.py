@@ -103,6 +103,18 @@ def test_every_verb_that_reads_files_is_tried():
     assert {*group.commands} - other == {verb.split()[0] for verb in VERBS}, "a new verb: add it to VERBS"
 
 
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("layers", "a directory without tables of nsys"),
+        ("ncu layers", "a directory; needed a raw"),
+        ("doctor", "not a"),
+    ],
+)
+def test_a_folder_without_tables_is_no_capture(verb, said, tmp_path):
+    assert f"{tmp_path}: {said}" in str(CliRunner().invoke(group, [*verb.split(), str(tmp_path)]).exception)
+
+
 def test_what_is_not_known_is_left_to_its_reader(tmp_path):
     (tmp_path / "a").write_bytes(b"\x00\x01\x02")
     (tmp_path / "torn.json.gz").write_bytes(b"\x1f\x8b\x08\x00")
