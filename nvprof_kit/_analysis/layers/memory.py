@@ -106,7 +106,8 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
     marks, allocations = trace.marks, trace.allocations
     carried, traced = _has_marks(trace), _has_allocations(trace)
     if not carried and not traced:
-        raise CaptureError.of("no-memory", path=trace.info.path)
+        on_gpu = trace.info.on_gpu and len(trace.ops)
+        raise CaptureError.of("no-memory" if on_gpu else "no-memory:no-gpu", path=trace.info.path)
 
     def by_cell(table: pd.DataFrame, row: Int64Array, step: Int64Array, how: Mapping[str, str]) -> pd.DataFrame:
         """Columns of a table together by cell."""

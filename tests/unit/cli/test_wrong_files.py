@@ -171,7 +171,19 @@ def test_layers_gives_the_cpus_times(calls, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "verb", ["breakdown", "summary", "advise", "export", "report", "metrics", "flops", "diff", "ncu plan"]
+    "verb",
+    [
+        "breakdown",
+        "summary",
+        "advise",
+        "export",
+        "report",
+        "metrics",
+        "flops",
+        "diff",
+        "ncu plan",
+        "layers --columns memory",
+    ],
 )
 def test_every_other_verb_says_what_is_missing_in_one_line(verb, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
