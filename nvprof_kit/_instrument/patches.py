@@ -216,7 +216,7 @@ def _of_this_alone(target: Any, original: MethodType, new: Callable[..., Any]) -
 
 
 nothing = nullcontext().__exit__
-"""Accepts any arguments, does nothing, and can be pickled without this package."""
+"""Accepts any arguments without names, does nothing, and can be pickled without this package."""
 
 
 def instead(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -237,7 +237,7 @@ def instead(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]
 def around(before: Callable[[], object], after: Callable[[], object]) -> Callable[[Callable[..., Any]], Any]:
     """Make a replacement for a `Patch` that calls functions before and after the original, also if it raises."""
 
-    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         before()
         try:
             return original(*args, **kwargs)
@@ -250,7 +250,7 @@ def around(before: Callable[[], object], after: Callable[[], object]) -> Callabl
 def before(first: Callable[..., object]) -> Callable[[Callable[..., Any]], Any]:
     """Make a replacement for a `Patch` that calls a function with the original's arguments, and then the original."""
 
-    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         first(*args, **kwargs)
         return original(*args, **kwargs)
 

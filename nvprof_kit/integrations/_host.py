@@ -307,14 +307,14 @@ def engine() -> EngineLoop:
     return _engine
 
 
-def load_model(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+def load_model(method: Callable[..., Any], runner: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Annotate the model that a runner has loaded."""
     result = method(runner, *args, **kwargs)
     engine().loaded(runner, getattr(runner, "model", None) or runner.get_model())
     return result
 
 
-def sample(method: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+def sample(method: Callable[..., Any], runner: Any, /, *args: Any, **kwargs: Any) -> Any:
     """End the step with its sampling."""
     try:
         return method(runner, *args, **kwargs)

@@ -46,7 +46,7 @@ class annotate_engine(Hosted):
             self.give_up(error)
 
 
-def _step(loop: HostLoop, engine: Any, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _step(loop: HostLoop, engine: Any, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     if not engine.is_gradient_accumulation_boundary():
         return step(*args, **kwargs)
     loop.optimizer_begins(engine.optimizer)

@@ -110,7 +110,7 @@ def _hook(pipe: Any, models: dict[str, nn.Module], loop: _PipelineLoop) -> list[
     return hooks
 
 
-def _step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _step(loop: _PipelineLoop, pipe: Any, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     result = step(*args, **kwargs)
     steps = getattr(pipe, "_num_timesteps", 0)
     loop.denoised(steps if isinstance(steps, int) else 0)

@@ -92,7 +92,7 @@ class Watch(Guarded):
         skip_compiling(watched, callees=False)
         return watched
 
-    def _note_optimizer(self, init: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer(self, init: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
         init(optimizer, *args, **kwargs)
         self._loop.trains = self._loop.trains or None
         self._loop.know_optimizer(optimizer)

@@ -81,7 +81,7 @@ def _end_before_leaving(recording: Recording) -> None:
     process = os.getpid()
     atexit.register(recording.finish)
 
-    def end_first(how: str, *_args: object) -> None:
+    def end_first(how: str, /, *_args: object, **_options: object) -> None:
         if os.getpid() == process:
             recording.end()
             if how != "_exit":
@@ -247,7 +247,7 @@ def after_optimizer_steps(then: Callable[[object], None]) -> Callable[[], None]:
     thread_state = threading.local()
     callbacks = [then]
 
-    def step_and_call(step: Callable[..., Any], optimizer: object, *args: Any, **kwargs: Any) -> Any:
+    def step_and_call(step: Callable[..., Any], optimizer: object, /, *args: Any, **kwargs: Any) -> Any:
         is_outermost = not getattr(thread_state, "in_step", False)
         thread_state.in_step = True
         try:

@@ -185,7 +185,7 @@ def counting(counter: FlopCounter) -> ExitStack:
         jit = getattr(sys.modules.get("triton.runtime.jit"), "JITFunction", None)
         if jit is not None:  # launches of Triton kernels bypass PyTorch's dispatcher
 
-            def note(kernel: Any, *_args: Any, warmup: bool = False, **_kwargs: Any) -> None:
+            def note(kernel: Any, /, *_args: Any, warmup: bool = False, **_kwargs: Any) -> None:
                 if not warmup:
                     counter.add_unknown(f"triton::{getattr(kernel, '__name__', 'kernel')}")
 

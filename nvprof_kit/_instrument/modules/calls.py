@@ -86,7 +86,7 @@ class Compiled:
 
 
 def _follow_calls() -> list[Patch]:
-    def compile_inside(compile_call: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def compile_inside(compile_call: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         _, functions = ModuleCall.of(module)
         compile_call(module, *args, **kwargs)
         ModuleCall.set(module, ModuleCall.of(module)[0], functions)
@@ -208,7 +208,7 @@ class _Method:
         self._recomputes.remove()
         self._patch.remove()
 
-    def _block(self, module: nn.Module, *_args: Any, **_kwargs: Any) -> Block | None:
+    def _block(self, module: nn.Module, /, *_args: Any, **_kwargs: Any) -> Block | None:
         if not any(handle.ranges(module) for handle in self.handles):
             return None
         layer = ranged.get(module)

@@ -316,7 +316,7 @@ def _decorate(target: Any, block: Block | BlockOf | None) -> Any:
         return target
     block = block or _number_instances(target)
 
-    def block_unless_ranged(module: Any, *args: Any, **kwargs: Any) -> Block | None:
+    def block_unless_ranged(module: Any, /, *args: Any, **kwargs: Any) -> Block | None:
         if is_ranged(module):
             return None
         return block if isinstance(block, Block) else block(module, *args, **kwargs)
@@ -331,7 +331,7 @@ def _number_instances(cls: type[Any]) -> Callable[..., Any]:
     numbers = itertools.count()
     create = cls.__init__
 
-    def scope_of(module: Any, *_args: Any, **_kwargs: Any) -> LayerScope:
+    def scope_of(module: Any, /, *_args: Any, **_kwargs: Any) -> LayerScope:
         scope = scopes.get(module)
         if scope is None:
             scope = scopes[module] = LayerScope(f"{cls.__name__}.{next(numbers)}")

@@ -15,7 +15,7 @@ from support.torch_release import needs_torch
 from torch import nn
 
 from nvprof_kit import annotate_model
-from nvprof_kit._instrument.patches import AfterImport
+from nvprof_kit._instrument.patches import AfterImport, Patch, around, before, nothing
 from nvprof_kit.errors import UsageError
 
 ROOT = Path(__file__).parents[3]
@@ -138,3 +138,14 @@ def test_a_question_whether_it_is_there_is_no_import(tmp_path, monkeypatch):
     assert called == ["waited_for"] * 2
     assert not {*waiting} & {*sys.meta_path}
     del sys.modules["waited_for"]
+
+
+@pytest.mark.parametrize("make", [before(lambda *_call, **_names: None), around(nothing, nothing)])
+def test_a_call_may_have_an_argument_of_any_name(make):
+    class Kernel:
+        def run(self, **arguments):
+            return arguments
+
+    patch, named = Patch(Kernel, "run", make), {"original": 1, "function": 2, "first": 3, "args": 4}
+    assert Kernel().run(**named) == named
+    patch.remove()

@@ -111,7 +111,7 @@ def test_a_limit_ends_the_recording_and_not_the_program(tmp_path):
 @pytest.mark.parametrize(
     ("end", "status"),
     [
-        ("os._exit(4)", 4),
+        ("os._exit(status=4)", 4),
         ("os.execv(sys.executable, [sys.executable, '-c', 'raise SystemExit(5)'])", 5),
         *((f"os.kill(os.getpid(), {number})", -number) for number in (1, 2, 15)),
     ],

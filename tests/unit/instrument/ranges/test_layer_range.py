@@ -183,11 +183,11 @@ def test_module_class_numbers_its_instances(sink):
             super().__init__()
             self.linear = nn.Linear(4, 4)
 
-        def forward(self, x):
+        def forward(self, x, **_names):
             return self.linear(x)
 
     first, second = Block(), Block()
-    second(first(torch.ones(2, 4))).sum().backward()
+    second(first(torch.ones(2, 4), module=1)).sum().backward()
     assert sink.lines == ["Block.0", "Block.1", "Block.1 backward", "Block.0 backward"]
     with pytest.raises(UsageError, match=r"only nn.Module classes"):
         layer_range(type("Plain", (), {}))
