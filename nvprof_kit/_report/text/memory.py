@@ -23,9 +23,9 @@ def memory_report(result: Memory) -> list[RenderableType]:
     title_line, *header_lines = header(result)
     parts: list[RenderableType] = [Text(title_line, "bold"), *map(Text, header_lines), ""]
     for view, rows in tables.items():
-        if len(rows):
+        if len(rows) or result.view:
             top, columns = result.select.top or MOST_ROWS, result.columns[f"memory-{view}"]
-            grid = frame_table(rows, top, columns, mib=True, bar="share")
+            grid = frame_table(rows, top, columns, mib=True, bar="share") if len(rows) else "none"
             parts += [Text(TEXTS["memory"][view], "bold"), grid, ""]
     return [*parts, *below(("MiB of 1,048,576 bytes.", *ranked_notes(tables.values())), result.warnings)]
 

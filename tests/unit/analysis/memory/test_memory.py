@@ -184,6 +184,7 @@ def test_golden_tables(run, by, golden, tmp_path):
 def test_a_snapshot_of_one_step_and_of_running_out(plain):
     step = open_snapshot(plain / "step-2.11.pickle").memory()
     assert step.step["step"].tolist() == [0, 1], "written when step 1 ended"
+    assert "Left behind by step after step\nnone" in str(replace(step, view="leak"))
     oom = open_snapshot(plain / "oom_oom-2.11.pickle").memory()
     assert oom.summary.ooms == (4 << 40,), "a float for each of 1 << 40 numbers"
     assert any("out of memory 1 time;" in warning for warning in oom.warnings)
