@@ -20,6 +20,7 @@ from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, chose
 from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._toml import read_toml
+from nvprof_kit.errors import require_choice
 from nvprof_kit.issues import Issue
 
 if TYPE_CHECKING:
@@ -98,9 +99,8 @@ def find_straggler(calls: pd.DataFrame, collective: tuple[str, ...] = ()) -> Ver
     names = [str(name) for name in calls["stage"].cat.categories]
     backward = tuple(name for name in names if name.lower() == "backward")
     chosen = collective or tuple(name for name in names if _COLLECTIVE.search(_CAMEL.sub("_", name))) or backward
-    if not set(chosen) & set(names):
-        facts = {"stages": ", ".join(chosen), "names": ", ".join(names)}
-        return Verdict("unknown", _REASONS["no_such_stage" if chosen else "no_stage"].format(**facts))
+    if not chosen:
+        return Verdict("unknown", _REASONS["no_stage"].format(names=", ".join(names)))
     timed = calls.assign(time_ns=time_of(calls), stage=calls["stage"].astype(str))
     timed = timed[timed["call"] > 0] if timed["call"].max() > 0 else timed
     times: pd.DataFrame = timed.set_index(["call", "rank", "stage"])["time_ns"].unstack("stage")
@@ -236,6 +236,8 @@ def timers(
 ) -> Timers:
     """Statistics, skew and verdict of the stages that ranks timed; the arguments are those of `TimerLog.timers`."""
     calls = logs.stages
+    for stage in collective:
+        require_choice(stage, calls["stage"].cat.categories, "collective")
     if steps.selects:
         number = np.arange(int(calls["call"].max()) + 1)
         calls = calls[chosen_steps(steps, number, logs.path)[calls["call"].to_numpy()]].reset_index(drop=True)

@@ -217,7 +217,7 @@ class TimerLog:
 
         Raises:
             CaptureError: A log cannot be read.
-            UsageError: None of the requested calls is in the logs.
+            UsageError: None of the requested calls is in the logs, or no stage has that name.
         """
         from nvprof_kit._analysis.attribution.steps import StepOptions
         from nvprof_kit._analysis.timers import timers

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from support.captures import timer_log
 
-from nvprof_kit import CaptureError, Timers, open_timers
+from nvprof_kit import CaptureError, Timers, UsageError, open_timers
 
 Stages = list[tuple[str, int, int, int | None]]
 
@@ -122,6 +122,8 @@ def test_what_cannot_be_told_is_said(tmp_path):
     result = open_timers(tmp_path).timers()
     assert result.verdict.severity == "unknown"
     assert "--collective" in result.verdict.reason
+    with pytest.raises(UsageError, match="collective='nosuch': no such choice; available: work"):
+        open_timers(tmp_path).timers(collective=("nosuch",))
     assert "not as often on every rank" in result.warnings[0]
     assert result.rows["cuda_total_ns"].isna().all()
 
