@@ -544,7 +544,7 @@ class Capture:
         If counts lie beside the capture, they represent the GPU time above the least time for the counted work.
 
         Args:
-            share: Fraction of that time to represent, 0 to 1.
+            share: Fraction of that time to represent, above 0 and at most 1.
             layer: Only this layer and the layers inside it, such as model.layers.3.
             every_layer: Reach the share in each block of the model, not only overall.
             set: Section set of ncu (``ncu --set``).
@@ -560,7 +560,7 @@ class Capture:
         from nvprof_kit._trace.flops_file import find_flops, read_flops
 
         require_choice(set, get_args(SectionSet), "set")
-        _in_range("share", share, 1e-6, 1)
+        _in_range("share", share, 1)
         operations = self._operations(FOR_METRICS)
         file = find_flops(self.path)
         counts = None if file is None else read_flops(file)
@@ -695,10 +695,10 @@ def _steps(steps: Steps) -> StepOptions:
     return StepOptions.of(steps)
 
 
-def _in_range(name: str, value: float, lowest: float = 0.0, highest: float = math.inf) -> float:
-    if math.isfinite(value) and lowest <= value <= highest:
+def _in_range(name: str, value: float, highest: float = math.inf) -> float:
+    if math.isfinite(value) and 0 <= value <= highest and (value or math.isinf(highest)):
         return value
-    limits = f"{lowest:g} to {highest:g}" if math.isfinite(highest) else f"{lowest:g} or more"
+    limits = f"above 0 and at most {highest:g}" if math.isfinite(highest) else "0 or more"
     raise UsageError(f"--{name.replace('_', '-')} {value:g}: needed a finite number, {limits}")
 
 

@@ -98,6 +98,8 @@ class StepOptions:
         if match[4]:
             return cls(skip=int(match[4]))
         first, stop = (int(bound) if bound else None for bound in match.group(1, 3))
+        if first is not None and stop is not None and stop <= first:
+            raise UsageError(f"--steps {steps}: the second number must be the larger, as in 5:20 (5 to 19)")
         return cls(first, stop if match[2] or first is None else first + 1)
 
     @property
