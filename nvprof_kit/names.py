@@ -31,6 +31,9 @@ MEMORY_BEGIN, MEMORY_END, MEMORY_PEAK = "allocated at begin", "allocated at end"
 GARBAGE = "gc"
 """Text of the ranges of category ``user`` around Python's full garbage collections."""
 
+COUNTING = "count_flops"
+"""Text of the range of category ``user`` around what `count_flops` counts, which takes longer by that."""
+
 RANK_MARK = "NVPROF_KIT_RANK_MARK"
 """Environment variable; with the value ``step``, the `rank_text` is marked in each step instead of once."""
 

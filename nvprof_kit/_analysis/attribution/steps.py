@@ -4,8 +4,8 @@ What a step is, `nvprof_kit._analysis.attribution.ranges` defines. An operation 
 operations that no step launched are *outside steps*: they count in no per-step figure and are listed separately.
 
 **Choice.** Warm-up steps are left out unless the user asks for them, and named. A step is warm-up if loading CUDA
-modules or libraries, compiling or autotuning on the host takes a notable share of it. The first step of the capture is
-also warm-up if it took much longer than the median of the others: it includes profiler startup and one-time
+modules or libraries, compiling, autotuning or counting operations takes a notable share of it. The first step of the
+capture is also warm-up if it took much longer than the median of the others: it includes profiler startup and one-time
 initialization.
 
 **Windows.** The time of every device is divided into steps without gaps or overlaps. A step on a device lasts from the
@@ -43,6 +43,7 @@ from nvprof_kit._trace.joins import distinct_rows, few
 from nvprof_kit._trace.schema import OP_KINDS, Trace
 from nvprof_kit.errors import UsageError
 from nvprof_kit.issues import Issue
+from nvprof_kit.names import COUNTING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,7 +184,8 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
         return StepChoice(chosen, options.selects, options.everything)
     times = _step_spans(trace, attribution)
     wall = times["wall_ns"].to_numpy()
-    loading = _loading(trace, times["start_ns"].to_numpy(), times["start_ns"].to_numpy() + times["range_ns"].to_numpy())
+    start = times["start_ns"].to_numpy()
+    loading = _loading(trace, attribution.ranges, start, start + times["range_ns"].to_numpy())
     loads = loading > LOADING * np.maximum(wall, 1)
     others_wall = wall[1:][~loads[1:]]
     median = float(np.median(others_wall)) if len(others_wall) else float(np.median(wall))
@@ -202,7 +204,11 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
     left_out = [
         f"step {number[index]} took {wall[index] / 1e6:,.3f} ms where the median of the others is "
         f"{median_ns / 1e6:,.3f} ms"
-        + (f", {loading[index] / 1e6:,.3f} ms of it loading or compiling code" if loads[index] else "")
+        + (
+            f", {loading[index] / 1e6:,.3f} ms of it loading or compiling code, or counting operations"
+            if loads[index]
+            else ""
+        )
         for index in np.flatnonzero(warm).tolist()
     ]
     return StepChoice(~warm, left_out=tuple(left_out))
@@ -213,13 +219,16 @@ def left_out_warnings(choice: StepChoice) -> tuple[Issue, ...]:
     return tuple(Issue.of("warm-up", step=reason) for reason in choice.left_out)
 
 
-def _loading(trace: Trace, start: Int64Array, end: Int64Array) -> Int64Array:
-    """Time spent loading, compiling or tuning in each interval, in ns."""
-    if trace.loads is None or not len(trace.loads):
-        return np.zeros(len(start), dtype=np.int64)
-    starts, ends = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))
-    lane = np.zeros(len(starts), dtype=np.int64)
-    return Cover(lane, starts, ends).inside(np.zeros(len(start), dtype=np.int64), start, end)
+def _loading(trace: Trace, ranges: Ranges, start: Int64Array, end: Int64Array) -> Int64Array:
+    """Time spent loading, compiling, tuning or counting operations in each interval, in ns."""
+    is_counting = np.array([name.text == COUNTING for name in ranges.names], dtype=bool)[ranges.name]
+    starts, ends = ranges.start[is_counting], ranges.end[is_counting]
+    if trace.loads is not None:
+        loads = (trace.loads[name].to_numpy() for name in ("start_ns", "end_ns"))
+        starts, ends = (np.append(*edges) for edges in zip((starts, ends), loads, strict=True))
+    return Cover(np.zeros(len(starts), dtype=np.int64), starts, ends).inside(
+        np.zeros(len(start), dtype=np.int64), start, end
+    )
 
 
 # ---------------------------------------------------------------- windows

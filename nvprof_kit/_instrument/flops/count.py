@@ -22,7 +22,7 @@ from nvprof_kit._instrument.ranks import rank, replacing, world_size
 from nvprof_kit._instrument.session import Watch
 from nvprof_kit.errors import PATH, ToolError, UsageError, require
 from nvprof_kit.issues import Issue
-from nvprof_kit.names import FLOPS_FORMAT, FLOPS_VERSION, Category
+from nvprof_kit.names import COUNTING, FLOPS_FORMAT, FLOPS_VERSION, Category
 
 if TYPE_CHECKING:
     from nvprof_kit._instrument.flops.counter import FlopCounter
@@ -139,6 +139,8 @@ class count_flops(ContextDecorator):
 
         self._counter = FlopCounter()
         self._counting = counting(self._counter)
+        if self._watch is not None:
+            self._counting.callback(self._watch.end, self._watch.start(Range(COUNTING, Category.USER)))
 
     def _finish(self, *, write: bool) -> None:
         global _running  # noqa: PLW0603

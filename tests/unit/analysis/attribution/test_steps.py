@@ -21,13 +21,15 @@ def test_the_first_step_of_a_pipelined_engine_starts_on_the_gpu(file, range_end,
 
 
 def steps_of(tmp_path: Path, lengths: tuple[int, ...], loading: dict[int, int] | None = None) -> nvprof_kit.Capture:
-    """Steps of these lengths, each with 10 ns of a layer on the GPU, and loading for so long in some of them."""
+    """Steps of these lengths, each with 10 ns of a layer on the GPU, and loading, below 0 counting, so long in some."""
     file, begin = NsysFile(tmp_path / "run.sqlite"), 0
     for number, length in enumerate(lengths):
         file.range_(f"step {number}", begin, begin + length, category="step", payload=number)
         file.range_("a", begin + 1, begin + 10)
         file.kernel(begin + 20, begin + 30, launched=(begin + 2, begin + 3))
-        if ns := (loading or {}).get(number):
+        if (ns := (loading or {}).get(number, 0)) < 0:
+            file.range_("count_flops", begin + 40, begin + 40 - ns, category="user")
+        elif ns:
             file.call("cuLibraryLoadData", begin + 40, begin + 40 + ns)
         begin += length
     return nvprof_kit.open(file.write())
@@ -40,6 +42,7 @@ def steps_of(tmp_path: Path, lengths: tuple[int, ...], loading: dict[int, int] |
         ((110, 100, 100, 100), {}, [0, 1, 2, 3]),
         ((1000, 100), {}, [0, 1]),  # of two steps none is known to be the odd one
         ((100, 100, 400, 100), {2: 300}, [0, 1, 3]),  # a library is loaded in the third
+        ((100, 100, 400, 100), {2: -300}, [0, 1, 3]),  # its operations are counted
         ((100, 100, 400, 100), {}, [0, 1, 2, 3]),  # a slow step alone is no warm-up
         ((100, 100, 100, 100), {2: 3}, [0, 1, 2, 3]),  # 3 of 100 ns: below the threshold
         ((100, 100), {0: 50, 1: 50}, [0, 1]),  # nothing else to show
