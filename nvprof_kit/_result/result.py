@@ -235,14 +235,18 @@ class Result:
         """The rows of `to_frame`, each as a dictionary by column; a missing value is None."""
         return iter(formats.records(self.to_frame()))
 
+    def __contains__(self, layer: object) -> bool:
+        """Whether a row is of this layer."""
+        rows = self.table()
+        return isinstance(layer, str) and "layer" in rows and layer in set(rows["layer"].astype(str))
+
     def __getitem__(self: _Own, layer: str) -> _Own:
         """The same answer for one layer, by its path.
 
         Raises:
             KeyError: There is no such layer.
         """
-        rows = self.table()
-        if "layer" not in rows or layer not in set(rows["layer"].astype(str)):
+        if layer not in self:
             raise KeyError(f"{layer!r}: no row is of this layer")
         return replace(self, select=replace(self.select, where=(escape(layer),), fold=False))
 

@@ -170,6 +170,7 @@ def test_an_answer_is_a_sequence_of_rows(folder):
     assert len(layers) == len(rows) == len(layers.rows) and bool(layers)
     assert [row["gpu_self_ns"] for row in rows] == layers.rows["gpu_self_ns"].tolist()
     one = layers["layers.2.up"]
+    assert "layers.2.up" in layers and "layers.99" not in layers
     assert {row["layer"] for row in one} == {"layers.2.up"} and 0 < len(one) < len(layers)
     assert len(layers.selected(where="layers.2.*")) > len(one)
     with pytest.raises(KeyError, match="no row is of this layer"):

@@ -176,11 +176,13 @@ def tree_lines(result: Layers) -> list[Line]:
     top_shares = iter([percent(ns / (total_ns or 1)) for ns in top_ns] if picked else percents(top_ns))
     lines = []
     for row in rows:
+        total_share = percent(row["total_ns"] / (total_ns or 1)) if row["depth"] else next(top_shares)
+        is_all = row["self_ns"] == row["total_ns"]
         cells = {
             "layer": _label(result, row),
             "calls": count_per_step(row["calls"], steps),
-            "self_share": percent(row["self_ns"] / total_ns) if total_ns and row["self_ns"] else "",
-            "total_share": percent(row["total_ns"] / (total_ns or 1)) if row["depth"] else next(top_shares),
+            "self_share": (total_share if is_all else percent(row["self_ns"] / total_ns)) if row["self_ns"] else "",
+            "total_share": total_share,
             "cpu_ns": ms(row["cpu_ns"]),
             **_times(result, row, ms),
             **fold_cells(row, ms),
