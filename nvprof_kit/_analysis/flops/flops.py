@@ -223,6 +223,7 @@ def flops(
             *join_warnings(trace, attribution.ranges),
             *([Issue.of("above-the-peak", reason=ABOVE_THE_PEAK)] if totals.above_the_peak else ()),
             *left_out_warnings(choice),
+            *([Issue.of("other-layers")] if program.lacks_all(rows["layer"]) else ()),
             *_warnings(program, times, uncaptured, shares, info),
             *([] if of_gpu or not info.on_gpu else [Issue.of("no-peak", gpus=gpus)]),
         ),
@@ -244,7 +245,7 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
     unknown: list[set[str]] = [set() for _ in range(len(rows))]
     for of_range, of_row in zip(*program.members(rows.index), strict=True):
         unknown[of_row] |= names_of_range.get(of_range, set())
-    busy_ns = rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
+    timed_ns = rows["timed_ns"]
     bound = [~(rows["limit_ns"] > 0), 2 * rows["compute_ns"] > rows["limit_ns"]]
 
     def types(flops: Mapping[str, float]) -> str:
@@ -253,10 +254,10 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
 
     table: pd.DataFrame = rows.assign(
         dtype=rows["dtypes"].map(types),
-        tflops_per_s=rows["flops"] / busy_ns / 1000,
-        hfu=rows["peak_ns"] / busy_ns if peaks else math.nan,
-        mfu=rows["model_peak_ns"] / busy_ns if peaks else math.nan,
-        of_limit=rows["limit_ns"] / busy_ns,
+        tflops_per_s=rows["flops"] / timed_ns / 1000,
+        hfu=rows["peak_ns"] / timed_ns if peaks else math.nan,
+        mfu=rows["model_peak_ns"] / timed_ns if peaks else math.nan,
+        of_limit=rows["limit_ns"] / timed_ns,
         bound=np.select(bound, ["", "compute"], "memory"),
         unknown=["; ".join(sorted(names)) for names in unknown],
     ).reset_index(drop=True)  # fmt: skip

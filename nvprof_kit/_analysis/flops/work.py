@@ -26,7 +26,7 @@ from nvprof_kit._analysis.layers.layers import LIMITS, Layers
 from nvprof_kit._analysis.layers.tree import parents_of, with_ancestors
 from nvprof_kit._trace.flops_file import FlopsFile
 from nvprof_kit._trace.schema import CaptureInfo, Trace
-from nvprof_kit.names import NO_LAYER, Category
+from nvprof_kit.names import LAYER_PHASES, NO_LAYER, NO_PHASE, Category
 
 Key = tuple[str, str]
 """Layer and phase."""
@@ -115,6 +115,11 @@ class Program:
         is_compiled = self.within(compiled)[self.operators["range"]]
         return ~is_compiled | (self.operators["flops"].to_numpy() > 0)
 
+    def lacks_all(self, layers: Iterable[str]) -> bool:
+        """Whether a capture has layers and none of them was counted, so that their work was counted outside layers."""
+        captured = {*layers} - {NO_LAYER}
+        return bool(captured) and captured.isdisjoint(layer for layer, _ in self.keys)
+
     def members(self, keys: Iterable[Key]) -> tuple[Int64Array, Int64Array]:
         """Which ranges belong to which of the layers and phases, both by position: a range to its own, and in the same
         phase to those of the layers that contain its layer in the model, as for time.
@@ -149,7 +154,7 @@ class Program:
             With the index of `rows`: ``times``, how often what was counted ran, NaN if that is not known; ``flops`` and
             ``model_flops``, the same without recomputation, and their times at the peak, ``peak_ns`` and
             ``model_peak_ns``; ``dtypes``, the operations by data type; ``bytes``, ``dram_bytes``, ``limit_ns``,
-            ``compute_ns`` and ``fused_limit_ns``.
+            ``compute_ns`` and ``fused_limit_ns``; and ``timed_ns``, the time that these took, NaN if that is not known.
         """
         keys: list[Key] = [*zip(rows["layer"], rows["phase"], strict=True)]
         times = np.array(
@@ -196,6 +201,10 @@ class Program:
         traffic = times * np.array([fused[key] for key in keys]) / self._bytes_per_ns
         traffic = np.minimum(traffic, table["memory_ns"])  # the L2 may hold some of it
         table["fused_limit_ns"] = np.maximum(table["least_peak_ns"], traffic).mask(only_inside)
+        table["timed_ns"] = rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
+        if self.lacks_all(rows["layer"]):
+            is_mixed = (rows["layer"] == NO_LAYER) & rows["phase"].isin([*LAYER_PHASES, NO_PHASE])
+            table.loc[is_mixed, ["timed_ns", "limit_ns", "compute_ns", "fused_limit_ns"]] = math.nan
         if math.isnan(self._bytes_per_ns):  # also of rows without operators
             table[["limit_ns", "compute_ns", "fused_limit_ns"]] = math.nan
         table["times"] = times
@@ -241,7 +250,7 @@ def with_limits(result: Layers, operations: Operations, counts: FlopsFile) -> La
     peaks = peaks_of(info.gpus if info.on_gpu else (), capture=info.path)
     compiled = compiled_rows(operations.trace, operations.attribution)
     work = Program(counts, peaks).of_rows(rows, result.steps.count, compiled)
-    work["of_limit"] = work["limit_ns"] / rows["gpu_busy_ns"].where(rows["gpu_busy_ns"] > 0)
+    work["of_limit"] = work["limit_ns"] / work["timed_ns"]
     work["flop"] = work["flops"]
     limits = {name: work[name] for name in LIMITS if work[name].notna().any()}
     return replace(result, rows=rows.assign(**limits), peaks=peaks)

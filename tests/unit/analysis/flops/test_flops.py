@@ -106,6 +106,17 @@ def test_the_least_time_is_the_longer_of_operations_and_traffic(tmp_path):
     assert rows["m.a", "forward"]["bytes"] == 2 * 2 * 5 * 4800
 
 
+def test_where_the_count_has_other_layers_no_row_has_a_rate(tmp_path, file):
+    file.range_("forward", 0, 500, category="phase")
+    file.range_("aten::mm", 10, 100, category="forward")
+    for at in (20, 300):
+        file.kernel(at + 100, at + 200, launched=(at, at + 10))
+    counted = counts(tmp_path / "run.flops.json", [("(none)", "forward", None, 1)], [(0, "bf16", 50)])
+    result = nvprof_kit.open(file.write()).flops(counted, peak=ONE)
+    assert math.isnan(table(result)["(none)", "forward"]["mfu"]) and result.totals.flops == 50
+    assert "the count has none of the capture's layers" in str(result)
+
+
 MODELS = sorted(path.name.partition(".")[0] for path in (TESTS / "data" / "limits").glob("*.sqlite.xz"))
 
 
