@@ -271,7 +271,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     beside other light kernels in a chain, take 2 % or more in equal blocks. In decoding, and where what the program
     does is unknown, those of new tokens do not count, as they have to be written into the cache: short ones.
 
-    Saves: Their time and launches, in steps run again as in `sync`; of casts also those of their gradients.
+    Saves: Their time and launches, in steps run again as in `sync`, and those of their gradients.
     """
     ops, least_ns = program.ops, COPIES_SHARE * program.wall_ns
     is_outside = ops["layer"] == NO_LAYER
@@ -294,9 +294,11 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     for _, same in copies.groupby(place):
         if program.at_most_ns(same) < least_ns or program.without_ns(same) < least_ns:
             continue
-        # what a forward pass casts to another dtype has its gradient cast in the backward pass
-        is_back = matching(ops["name"], _TO_DTYPE) & (ops["phase"] == "backward") & ~is_outside
-        back = ops[is_back & ops["layer"].isin(same["layer"][matching(same["name"], _TO_DTYPE)])]
+        # what a forward pass copies, or casts to another dtype, has its gradient copied or cast in the backward pass
+        is_back = matching(ops["name"], _COPIES) & (ops["phase"] == "backward") & ~is_outside
+        is_cast, of_cast = (matching(rows["name"], _TO_DTYPE) for rows in (ops, same))
+        of_casts, of_copies = (ops["layer"].isin(same["layer"][of_kind]) for of_kind in (of_cast, ~of_cast))
+        back = ops[is_back & np.where(is_cast, of_casts, of_copies)]
         saves = program.without_ns(both := pd.concat([same, back]))
         layer, phase = costliest(same, "ns")
         where = "outside layers" if layer == NO_LAYER else f"in {plural(same['layer'].nunique(), 'layer')}"
@@ -304,7 +306,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
             f"{program.of_wall(program.busy_ns(same))} in {program.number(len(same), 'operation')} that only copy, "
             f"{where}; most in {layer} {phase}: "
             f"{program.ms(at(same, layer, phase)['ns'].sum())}"
-            f"{f'; casts of their gradients take {program.ms(program.busy_ns(back))}' if len(back) else ''}"
+            f"{f'; those of their gradients take {program.ms(program.busy_ns(back))}' if len(back) else ''}"
             f"{program.with_launches(both, saves)}"
         )
         layout_ns = same["ns"][matching(same["name"], _LAYOUT)].sum()
