@@ -1,6 +1,6 @@
 """Ranges around the kernel launches in code that torch.compile generates.
 
-Inductor fuses a graph into kernels and generates a Python function that launches them. After `range_kernels`, the
+Inductor fuses a graph into kernels and generates a Python function that launches them. While `kernels` has a user, the
 generated code calls `enter` with the kernel's module before each launch, in forward and backward, also in a graph of
 the whole model. The kernels, their order and their memory use do not change. The path of the module is relative to the
 compiled module: all blocks with the same code share one compiled function, so the full path depends on the enclosing

@@ -33,7 +33,7 @@ class FlopsFile:
         steps: Number of counted steps; 0 if the program marks no steps.
         gpu: Name of the GPU that ran the operators; '' without a GPU.
         torch: The PyTorch version that supplied the FLOP formulas.
-        ranges, operators, unknown: Tables with the columns of `RANGES`, `OPERATORS`, `UNKNOWN`.
+        ranges, operators, unknown: Its tables; columns `TABLES`.
     """
 
     path: str
