@@ -93,3 +93,8 @@ def plural(number: int, noun: str, verb: str = "") -> str:
 def listing(items: Sequence[object], count: int = 8) -> str:
     """The first of some numbers or names, separated by commas."""
     return ", ".join(map(str, items[:count])) + (", …" if len(items) > count else "")
+
+
+def shortened(name: str, length: int = 60) -> str:
+    """The start of a long name, with … where it is cut."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"

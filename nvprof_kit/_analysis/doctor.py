@@ -12,7 +12,7 @@ from nvprof_kit._trace.nsys.read import LIBRARY
 from nvprof_kit._trace.nsys.scrub import commands_to_scrub, secret_names
 from nvprof_kit._trace.nsys.warnings import GUESS
 from nvprof_kit._trace.schema import Trace
-from nvprof_kit.issues import Issue, in_order
+from nvprof_kit.issues import Issue, in_order, listing
 from nvprof_kit.names import DOMAIN, LAYER_PHASES
 
 OVERHEAD_SHARE = 0.01
@@ -175,7 +175,7 @@ def _secrets(capture: CaptureHealth) -> Iterator[Finding]:
         yield _finding("homes", homes=", ".join(capture.homes[:4]), commands=commands)
     if capture.environment:
         secrets = secret_names(list(capture.environment))
-        among = f", among them {', '.join(secrets[:6])}" if secrets else ""
+        among = f", among them {listing(secrets, 6)}" if secrets else ""
         severity = "warning" if secrets else "note"
         yield _finding("environment", severity, count=len(capture.environment), secrets=among, commands=commands)
     elif is_read and not capture.homes:

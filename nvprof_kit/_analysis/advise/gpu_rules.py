@@ -35,7 +35,7 @@ from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
 from nvprof_kit._trace.joins import distinct_rows, few
 from nvprof_kit._trace.schema import OP_KINDS
-from nvprof_kit.issues import listing, plural
+from nvprof_kit.issues import listing, plural, shortened
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 COPY_SHARE, PINNED_SHARE = 0.002, 0.05
@@ -357,7 +357,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     longest = largest(at(products, layer, phase), "ns")
     evidence = (
         f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
-        f"{longest['name'][:70]}"
+        f"{shortened(longest['name'])}"
         f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     )
     yield program.finding_in_ops(case, evidence, products, saves=saves, confidence="high")
@@ -412,7 +412,7 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     slow = ops[matching(ops["name"], _SLOW_ATTENTION) & ~matching(ops["layer"], {*masks["layer"].unique()})]
     saves = program.without_ns(slow, SLOW_PART, 1) if len(slow) and not program.may_decode else 0
     if saves and saves >= COPIES_SHARE * program.wall_ns:
-        evidence = f"{program.of_wall(program.busy_ns(slow))} in kernels such as {slow['name'].iloc[0][:60]}"
+        evidence = f"{program.of_wall(program.busy_ns(slow))} in kernels such as {shortened(slow['name'].iloc[0])}"
         yield program.finding_in_ops("unfused-attention:slow", evidence, slow, saves=saves)
     if not len(scores):
         return
@@ -465,8 +465,8 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
             "many are the logits of all tokens"
         )
     if is_large.any():
-        name = str(kernels["name"][is_large].iloc[0])
-        evidence += f"; its product, {name[:60]}, has tiles for many rows and takes as long as the long ones of a block"
+        name = shortened(str(kernels["name"][is_large].iloc[0]))
+        evidence += f"; its product, {name}, has tiles for many rows and takes as long as the long ones of a block"
     yield program.finding_in_ops("logits", evidence, heads, saves=saves)
 
 
@@ -591,7 +591,7 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
     if saves and saves >= ODD_SHARE * program.wall_ns:
         evidence = (
             f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
-            f"{largest(ops, 'ns')['name'][:80]}"
+            f"{shortened(largest(ops, 'ns')['name'])}"
         )
         yield program.finding_in_ops("far-from-limit:unaligned", evidence, ops, saves=saves, confidence="high")
     if program.limits is None:
@@ -603,7 +603,7 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
         if not len(ops):
             continue
         by_name = ops["ns"].groupby(ops["name"].astype(str)).sum()
-        slow = ", ".join(f"{name[:60]} ({share(ns, by_name.sum())})" for name, ns in by_name.nlargest(3).items())
+        slow = ", ".join(f"{shortened(name)} ({share(ns, by_name.sum())})" for name, ns in by_name.nlargest(3).items())
         evidence = (
             f"{program.ms(row['gpu_busy_ns'])}{program.per_step} in {row['layers']} of them; this GPU needs at least "
             f"{program.ms(row['limit_ns'])} for their operators ({share(row['limit_ns'], row['gpu_busy_ns'])}), "

@@ -20,7 +20,7 @@ from nvprof_kit._toml import read_toml
 from nvprof_kit._trace.joins import distinct
 from nvprof_kit._trace.schema import OP_KINDS
 from nvprof_kit.errors import UsageError
-from nvprof_kit.issues import Issue
+from nvprof_kit.issues import Issue, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +83,7 @@ class KernelClasses:
         if not len(self.unmatched):
             return ()
         share = int(self.unmatched["gpu_ns"].sum()) / max(self.total_ns, 1)
-        facts = {"percent": 100 * share, "costliest": str(self.unmatched["name"].iloc[0])[:60]}
+        facts = {"percent": 100 * share, "costliest": shortened(str(self.unmatched["name"].iloc[0]))}
         return (Issue.of("unmatched-kernels", share, count=len(self.unmatched), **facts),)
 
 

@@ -15,7 +15,7 @@ from nvprof_kit._analysis.layers.fold import fold_ranked
 from nvprof_kit._report.text.table import Column, Grid, below, capture_line
 from nvprof_kit._report.text.texts import MS, TEXTS, is_missing
 from nvprof_kit._result.formats import title
-from nvprof_kit.issues import plural
+from nvprof_kit.issues import plural, shortened
 
 if TYPE_CHECKING:
     from nvprof_kit._trace.schema import CaptureInfo
@@ -65,7 +65,7 @@ def _kernels(result: Diff) -> list[str]:
     kernels = result.to_frame("kernels") if result.view == "kernels" else result.kernels
     lines = [f"New, removed and changed kernels; {base:.6g} → {new:.6g} launches per {result.unit}"]
     for row in kernels.head(top).to_dict("records"):
-        name = row["name"][:90] + (f" → {row['now'][:90]}" if row["now"] else "")
+        name = shortened(row["name"], 90) + (f" → {shortened(row['now'], 90)}" if row["now"] else "")
         times = " → ".join(MS(int(row[side])) or "0" for side in ("base_ns", "new_ns"))
         counts = " → ".join(dict.fromkeys(f"{row[side]:.4g}" for side in ("base_count", "new_count")))
         lines.append(f"{row['what']}: {name} ({row['kernel_class']}, {counts} per {result.unit}, {times} ms)")
