@@ -237,7 +237,7 @@ def _table(program: Program, rows: pd.DataFrame, peaks: Peaks | None, notes: Map
 
     Args:
         program: What was counted.
-        rows: The rows of the capture, by layer and phase, with the columns of `row_work`.
+        rows: The rows of the capture, by layer and phase, with the columns of `Program.of_rows`.
         peaks: The GPU's peaks.
         notes: On the rows that have matrix kernels of which nothing was counted.
     """
