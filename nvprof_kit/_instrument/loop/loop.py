@@ -265,6 +265,7 @@ class generation:
     def __enter__(self) -> generation:
         from nvprof_kit._instrument.modules.calls import watch_calls
 
+        leave_to_program(Category.STEP)  # else a loop that its first call begins has opened one by then
         self._calls = Untraced(lambda: watch_calls(self._model, self._begin))
         return self
 

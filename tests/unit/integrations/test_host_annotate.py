@@ -70,7 +70,7 @@ def test_a_training_is_ranged_without_a_line(tmp_path):
     assert {f"nvprof_kit:{name}" for name in (*phases, *layers)} <= names
 
 
-@pytest.mark.parametrize("program", ["step phase", "annotate step phase", "step", "annotate"])
+@pytest.mark.parametrize("program", ["step phase", "annotate step phase", "step", "annotate", "generation"])
 def test_a_program_keeps_its_own_steps_and_phases(tmp_path, program):
     trace = tmp_path / "run.json"
     source = """
@@ -83,6 +83,8 @@ model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if "annotate" in own:
     nvprof_kit.annotate_model(model)
+if "generation" in own:
+    nvprof_kit.generation(model, phase_of=lambda *_: "call").__enter__()
 for number, tokens in enumerate(torch.utils.data.DataLoader(torch.randn(4, 512))):
     with step(number):
         with phase("forward"):
@@ -96,6 +98,7 @@ for number, tokens in enumerate(torch.utils.data.DataLoader(torch.randn(4, 512))
     assert done.returncode == 0, done.stderr
     names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
     phases = [f"phase:{name}" for name in ("forward", "backward", "optimizer") if "phase" in program for _ in range(4)]
+    phases += ["phase:call"] * 4 * ("generation" in program)
     ranges = sorted(f"nvprof_kit:{name}" for name in [*phases, *(f"step:step {number}" for number in range(4))])
     assert sorted(name for name in names if name.startswith(("nvprof_kit:step:", "nvprof_kit:phase:"))) == ranges
 
