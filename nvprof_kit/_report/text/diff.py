@@ -75,9 +75,9 @@ def _kernels(result: Diff) -> list[str]:
 
 
 def _gates(result: Diff) -> list[tuple[bool, str]]:
-    words = {(True, False): "holds", (True, True): "passes, undecided"}
+    outcomes = {(True, False): "holds", (True, True): "passes, undecided"}
     return [
-        (gate.held, f"{words.get((gate.held, gate.undecided), 'FAILS')}: {gate.gate.text}: {gate.reason}")
+        (gate.held, f"{outcomes.get((gate.held, gate.undecided), 'FAILS')}: {gate.gate.text}: {gate.reason}")
         for gate in result.gates
     ]
 

@@ -90,9 +90,9 @@ def _steps(result: Breakdown, in_order: pd.DataFrame | None, top: int) -> Render
         grid.add({"step": f"median of {result.choice.count}", **_parts(median_step, states)})
     warm_up = inside.drop(index=steady.index)
     steady_count, warm_up_count = (len(set(result.instances[rows.index].tolist())) for rows in (steady, warm_up))
-    counted = plural(steady_count, "steady step" if len(warm_up) else "step")
+    number = plural(steady_count, "steady step" if len(warm_up) else "step")
     for name, rows, style in (
-        (counted if len(warm_up) or steady_count == 1 else f"all {counted}", steady, "bold"),
+        (number if len(warm_up) or steady_count == 1 else f"all {number}", steady, "bold"),
         (f"warm-up, {warm_up_count} more", warm_up, ""),
         (outside_name(result), steps[result.instances < 0], ""),
     ):
