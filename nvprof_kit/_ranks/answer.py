@@ -56,7 +56,7 @@ class RankTable(Result):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Ranks(Result):
-    """All tables of a job; their columns are in `nvprof_kit._ranks.columns.COLUMNS`.
+    """All tables of a job; `columns` has what they hold.
 
     Attributes:
         verdict: Which rank the others wait for, if any.

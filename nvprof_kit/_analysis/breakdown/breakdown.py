@@ -47,7 +47,7 @@ _BARS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Breakdown(Views):
-    """Time breakdown of each step; the columns of its tables are in `nvprof_kit._analysis.breakdown.columns.COLUMNS`.
+    """Time breakdown of each step; `columns` has those of its tables.
 
     Attributes:
         steps: One row per step and device, sorted by process, device and time.

@@ -59,7 +59,7 @@ class MemorySummary:
 class Memory(Views):
     """Which layers held GPU memory at the peak, how memory grew between steps, leaks, and fragmentation.
 
-    The columns of its tables are in `nvprof_kit._analysis.memory.steps.COLUMNS`.
+    `columns` has those of its tables.
 
     Attributes:
         path: The snapshot's file.
