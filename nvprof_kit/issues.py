@@ -87,7 +87,8 @@ def printed(issues: Iterable[str]) -> tuple[Issue, ...]:
 def plural(number: int, noun: str, verb: str = "") -> str:
     """``1 rank``, ``2,000 ranks``; with a verb as singular/plural, ``1 rank is``, ``2 ranks are``."""
     singular, _, plural = verb.partition("/")
-    return f"{number:,} {noun}" + "s" * (number != 1) + (f" {singular if number == 1 else plural}" if verb else "")
+    is_one = bool(number == 1)  # of NumPy's numbers too
+    return f"{number:,} {noun}" + "s" * (not is_one) + (f" {singular if is_one else plural}" if verb else "")
 
 
 def listing(items: Sequence[object], count: int = 8) -> str:
