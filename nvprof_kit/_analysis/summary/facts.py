@@ -134,14 +134,18 @@ class Facts(Operations):
         """The same of host threads, with columns ``pid`` and ``lane``, as ``cpu_total_ns``; and as ``in_wall_ns`` how
         much of these intervals lies in the wall time of the included steps (of the step) on each device of the process.
         """
-        windows, included = self.windows, self.included(intervals)
+        table, windows = self.busy(intervals, "cpu_total_ns", **names), self.windows
+        included = self.included(intervals)
         pid = np.array([device.pid for device in windows.devices])[windows.device]
         wall = {"pid": pid, "step": windows.instance, "start": windows.start, "end": windows.end}
-        lanes = included[["pid", "lane"]].drop_duplicates().merge(self.included(pd.DataFrame(wall)), on="pid")
-        cover = Cover(*(included[name].to_numpy(dtype=np.int64) for name in ("lane", "start", "end")))
+        is_first = ~included["lane"].duplicated()
+        lanes = included.loc[is_first, ["pid", "lane"]].merge(self.included(pd.DataFrame(wall)), on="pid")
+        edges = [included.pop(name).to_numpy(dtype=np.int64) for name in ("lane", "start", "end")]
+        del included  # of many calls, much memory
+        cover = Cover(*edges)
         lanes["in_wall_ns"] = cover.inside(*(lanes[name].to_numpy() for name in ("lane", "start", "end")))
         in_wall = lanes.groupby("step", as_index=False)["in_wall_ns"].sum()
-        return self.busy(intervals, "cpu_total_ns", **names).merge(in_wall, on="step", how="left")
+        return table.merge(in_wall, on="step", how="left")
 
     def busy_ops(self, ops: Int64Array, **names: str) -> pd.DataFrame:
         """The same of operations, on their devices."""
