@@ -497,8 +497,8 @@ def recompute(program: Program) -> Iterator[Finding]:
     forward pass.
     """
     ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
-    in_layers = program.ops[["phase", "layer", "call_of_layer"]][program.ops["call_of_layer"] >= 0]
-    calls = in_layers.groupby(["phase", "layer"], observed=True)["call_of_layer"].nunique().unstack("phase")
+    calls = program.ops[["phase", "layer", "call_of_layer"]].drop_duplicates("call_of_layer")
+    calls = calls[calls["call_of_layer"] >= 0].groupby(["phase", "layer"], observed=True).size().unstack("phase")
     passes = (calls["backward"] / calls["forward"]).median() if {"forward", "backward"} <= {*calls} else 1.0
     if passes >= SEVERAL_PASSES:
         backward = program.ops[program.ops["phase"] == "backward"]
