@@ -695,10 +695,11 @@ def _steps(steps: Steps) -> StepOptions:
     return StepOptions.of(steps)
 
 
-def _in_range(name: str, value: float, highest: float = math.inf) -> float:
-    if math.isfinite(value) and 0 <= value <= highest and (value or math.isinf(highest)):
+def _in_range(name: str, value: float, highest: float | None = None) -> float:
+    """A number above 0 and at most the highest, or 0 or more if there is none."""
+    if math.isfinite(value) and (value >= 0 if highest is None else 0 < value <= highest):
         return value
-    limits = f"above 0 and at most {highest:g}" if math.isfinite(highest) else "0 or more"
+    limits = "0 or more" if highest is None else f"above 0 and at most {highest:g}"
     raise UsageError(f"--{name.replace('_', '-')} {value:g}: needed a finite number, {limits}")
 
 
