@@ -86,7 +86,7 @@ def copies(program: Program) -> Iterator[Finding]:
     and where Python's stacks were recorded `low`.
 
     Saves: How much shorter the steps would be without these copies, the waits for them and that work, both without the
-    profiler; of pinned memory the time exposed.
+    profiler, but what their link takes for those to the GPU; of pinned memory the time exposed.
     """
     rows, ops = program.times.copies, program.ops
     moves = ops[np.isin(ops["kind"], (OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
@@ -123,6 +123,9 @@ def copies(program: Program) -> Iterator[Finding]:
         is_wait = way == "DtoH" and is_number and saves > 2 * max(exposed_ns, busy_ns)
         if way == "HtoD" and (is_number or is_work):
             way = "HtoD of numbers" if is_number else "HtoD of work"
+        elif way == "HtoD" and (left_ns := (blocking["gpu_ns"] * blocking["of_link"]).sum()):
+            saves -= round(left_ns)
+            evidence += f"; not all is saved: over this link they take {program.ms(left_ns)} from pinned memory too"
         cases = ["copies:work" if is_work else "copies"]
         if way:
             cases.append(f"copies:{way}")
