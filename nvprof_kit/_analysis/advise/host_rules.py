@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.advise.findings import TEXTS, finding_of, ms
+from nvprof_kit._analysis.advise.findings import TEXTS, finding_of, ms, share
 from nvprof_kit._analysis.advise.program import (
     FUSED,
     SIBLINGS,
@@ -293,8 +293,7 @@ def dataloader(program: Program) -> Iterator[Finding]:
 
     Saves: That time.
     """
-    rows = program.idle("dataloader")
-    if len(rows):
+    if len(rows := program.idle("dataloader")):
         yield program.finding_in_idle("dataloader", rows, saves=program.loading_ns)
 
 
@@ -304,7 +303,7 @@ def host_busy(program: Program) -> Iterator[Finding]:
     `nanosleep`), or in stretches of a twentieth of a step or more in which what the host does is unknown, and of a
     quarter outside layers and calls, as with an optimizer on the CPU.
 
-    Saves: That time.
+    Saves: That time, in the first and last step as in `gc`.
     """
     stalls = program.stalls.assign(longest_ns=program.stalls["idle_ns"], longest_at_ns=program.stalls["start_ns"])
     off_cpu = program.idle("off_cpu")
@@ -321,20 +320,22 @@ def host_busy(program: Program) -> Iterator[Finding]:
         case, note = ("host-busy", f", most in {named}") if name else ("host-busy:unknown", "")
         is_optimizer = costliest(rows, "idle_ns")[1] == "optimizer"
         offload = "keep weights and the optimizer's states on the GPU, without CPU offload; " * is_optimizer
+        saves, cut = _whole_steps_save(program, rows["idle_ns"].sum(), rows["cause"].unique())
+        note = f"; while {activity}{note}{cut}"
         yield program.finding_in_idle(
-            case, rows, note=f"; while {activity}{note}", confidence="medium", name=name, offload=offload
+            case, rows, note=note, saves=saves, confidence="medium", name=name, offload=offload
         )
 
 
 def allocation(program: Program) -> Iterator[Finding]:
     """Idle inside cudaMalloc, cudaFree and their like.
 
-    Saves: What the steps take longer for them, both without the profiler: a cudaFree also waits until the GPU is done.
+    Saves: What the steps take longer for them, both without the profiler: a cudaFree also waits until the GPU is done;
+    in the first and last step as in `gc`.
     """
-    rows = program.idle("allocation")
-    if len(rows):
-        saves = program.allocating_ns()
-        note = f"; the host waits longer in them: without these calls {program.shorter(saves)}"
+    if len(rows := program.idle("allocation")):
+        saves, cut = _whole_steps_save(program, program.allocating_ns(), ["allocation"])
+        note = f"; the host waits longer in them: without these calls {program.shorter(saves)}{cut}"
         note *= bool(saves > rows["idle_ns"].sum())
         yield program.finding_in_idle("allocation", rows, note=note, saves=saves)
 
@@ -371,11 +372,23 @@ def loading(program: Program) -> Iterator[Finding]:
 def garbage(program: Program) -> Iterator[Finding]:
     """Idle while Python collects garbage.
 
-    Saves: That time.
+    Saves: That time, in the first and last step, which may be cut, as in the median one.
     """
-    rows = program.idle("gc")
-    if len(rows):
-        yield program.finding_in_idle("gc", rows, saves=program.idle_ns("gc"))
+    if len(rows := program.idle("gc")):
+        saves, cut = _whole_steps_save(program, program.idle_ns("gc"), ["gc"])
+        yield program.finding_in_idle("gc", rows, note=cut, saves=saves)
+
+
+def _whole_steps_save(program: Program, saves: float, causes: Collection[str]) -> tuple[float, str]:
+    """What is saved if the first step idles for these causes as long as the median one, as what came before it may lie
+    outside the capture, and others as far as their causes are unknown: after the last operation they are; and a note.
+    """
+    steps, idle_ns = program.steps, program.steps[[f"idle_{cause}_ns" for cause in causes]].sum(axis=1)
+    of_gpu = idle_ns.groupby([steps["process"], steps["device"]])
+    less_ns = (of_gpu.transform("median") - idle_ns).clip(0, steps["idle_other_ns"].where(of_gpu.cumcount() > 0))
+    added = float(less_ns.sum() / max(idle_ns.sum(), 1)) * (program.choice.count >= STEPS_TO_JUDGE)
+    note = f"; {share(added, 1)} more if the first and last step, which are cut, count as the median one"
+    return saves * (1 + added), note * (added >= BUSY_SHARE)
 
 
 _RULE_OF_CAUSE = {

@@ -689,6 +689,7 @@ def test_without_a_gpu_there_is_no_advice_but_to_use_one(tmp_path):
         ("prefill-eager-attention-2024.2", "unfused-attention", r"model\.layers\.\d\.self_attn", 19.754 - 11.593),
         ("prefill-pageable-input-2024.2", "copies", r"\(none\)", 17.005 - 11.593),
         ("prefill-all-logits-2024.2", "logits", "lm_head", 13.902 - 11.593),
+        ("seventh/llama+gc-collect", "gc", r"\(none\)", 268.46),  # nothing follows the collection of the last step
         ("seventh/replay+int8-weights", "unfused-chains", r"blocks\.\d\.mlp", 19.84 * 6 / 11),  # 11 steps see 6
     ],
 )
@@ -696,7 +697,7 @@ def test_faults_of_real_serving(fault, rule, layer, measured_ms):
     result = nvprof_kit.open(DATA / f"faults/{fault}.sqlite.xz").advise()
     first = next(finding for finding in result.findings if finding.rule == rule or finding.rule != "unfused-chains")
     assert result.program in ("prefill", "decode") and first.rule == rule and re.fullmatch(layer, first.layer)
-    assert 0.7 * measured_ms < first.saves_ns / 1e6 < 1.55 * measured_ms  # copies take longer under the profiler
+    assert 0.7 * measured_ms < first.saves_ns / 1e6 < 1.4 * measured_ms  # copies take longer under the profiler
 
 
 def test_a_real_prefill_without_a_fault():
