@@ -1,6 +1,6 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only gpt,tune+one-hot-embedding] [--pairs 11] [--seconds 500]
+    python tests/gpu/programs/faults.py --out FOLDER [--only mixed,listen+gelu-written-out] [--pairs 11] [--seconds 500]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
@@ -27,24 +27,26 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, SubprocessError
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.data import DataLoader, IterableDataset
 
 import nvprof_kit
 
 PLANTED = Path(__file__).parents[2] / "data" / "faults" / "planted.tsv"
-FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("eleventh\t")]
+FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("twelfth\t")]
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
-ALONE = ("tune", "experts")  # annotated by annotate_model alone
+ALONE = ("paint",)  # annotated by annotate_model alone
 NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
 
 
@@ -76,31 +78,40 @@ causal, gelu = partial(everywhere, is_causal=True), partial(F.gelu, approximate=
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, size: int, kv_heads: int):
+    def __init__(self, width: int, size: int, kv_heads: int = 0):
         super().__init__()
         self.size, self.parts = size, [width, *[kv_heads * size or width] * 2]
-        self.qkv = nn.Linear(width, sum(self.parts), bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.qkv, self.out = nn.Linear(width, sum(self.parts), bias=False), nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, core: Any) -> Tensor:
-        parts = self.qkv(x).split(self.parts, -1)
-        return self.out(core(*(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)))
+    def forward(self, x: Tensor, core: Any, heard: Tensor | None = None) -> Tensor:
+        if heard is not None:
+            of_x, of_heard = self.qkv.weight.split([self.parts[0], 2 * self.parts[1]])
+            qkv = F.linear(x, of_x), *F.linear(heard, of_heard).chunk(2, -1)
+        elif planted("a-product-for-each-head"):
+            each = [F.linear(x, weight) for weight in self.qkv.weight.split(self.size)]
+            qkv = torch.cat(each, -1).split(self.parts, -1)
+        else:
+            qkv = self.qkv(x).split(self.parts, -1)
+        y = core(*(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in qkv))
+        return self.out(y.to(self.out.weight.dtype)).to(x.dtype)
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int, act: Any = gelu):
+    def __init__(self, width: int):
         super().__init__()
-        self.up, self.act = nn.Linear(width, 4 * width, bias=False), act
-        self.down = nn.Linear(4 * width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
+    def forward(self, x: Tensor, act: Any = gelu) -> Tensor:
+        if planted("mlp-in-slices"):
+            return torch.cat([self.down(act(self.up(part))) for part in x.flatten(0, 1).split(toy(8, 256))]).view_as(x)
+        return self.down(act(self.up(x)))
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module):
+    def __init__(self, width: int, *options: int):
         super().__init__()
-        self.norm1, self.attention, self.norm2, self.mlp = nn.LayerNorm(width), attention, nn.LayerNorm(width), mlp
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.mlp = Attention(width, *options), MLP(width)
 
     def forward(self, x: Tensor, core: Any) -> Tensor:
         x = x + self.attention(self.norm1(x), core)
@@ -110,280 +121,276 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Of tokens, or of what a module embeds, to logits or to what another module makes of the last layer's."""
 
-    def __init__(self, width: int, layers: int, embed: Any, head: Any, size: Any = None, **options: Any):
+    def __init__(self, width: int, layers: int, embed: Any, head: Any, *options: int, block: Any = Block):
         super().__init__()
-        size, mlp, kv_heads = size or toy(16, 128), *map(options.get, ("mlp", "kv_heads"))
-        self.embed = nn.Embedding(toy(128, embed), width) if isinstance(embed, int) else embed
-        self.places = nn.Embedding(toy(32, 8192), width)
-        parts = ((Attention(width, size, kv_heads or 0), (mlp or MLP)(width)) for _ in range(layers))
-        self.layers = nn.ModuleList(Block(width, *part) for part in parts)
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, toy(128, head), bias=False) if isinstance(head, int) else head
+        with torch.device(NOW.device):
+            self.embed = nn.Embedding(toy(128, embed), width) if isinstance(embed, int) else embed
+            self.places = nn.Embedding(toy(32, 8192), width)
+            self.layers = nn.ModuleList(block(width, *options) for _ in range(layers))
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, toy(128, head), bias=False) if isinstance(head, int) else head
         self.cores = [causal] * layers
         self.to(NOW.device, NOW.dtype)
 
-    def begin(self, x: Tensor, start: int = 0) -> Tensor:
-        return self.embed(x) + self.places.weight[start : start + x.shape[1]]
-
-    def forward(self, x: Tensor, rows: slice = slice(None), start: int = 0) -> Tensor:
-        x = self.begin(x, start)
+    def forward(self, x: Tensor, rows: Any = slice(None), places: Any = slice(None), given: Any = ()) -> Tensor:
+        x = self.embed(x)
+        x = x + self.places.weight[slice(x.shape[1]) if isinstance(places, slice) else places]
         for layer, core in zip(self.layers, self.cores, strict=True):
-            x = layer(x, core)
-        return self.head(self.norm(x[:, rows]))
+            x = layer(x, core, *given)
+        x = self.norm(x[:, rows])
+        if planted("head-cast-for-each-token"):
+            return F.linear(x.float(), self.head.weight.float())
+        return self.head(x)
 
 
-def decoder(width: int, layers: int, words: int = 32_000, **options: Any) -> Transformer:
-    with torch.device(NOW.device):
-        return Transformer(toy(64, width), toy(4, layers), words, words, **options)
+def decoder(width: int, layers: int, texts: int, length: int, words: int = 32_000) -> tuple[Transformer, Tensor]:
+    """A decoder with grouped queries, and a cache for so many texts of that length."""
+    model = Transformer(toy(64, width), toy(2, layers), words, words, toy(16, 128), toy(2, 8))
+    nvprof_kit.annotate_model(model)
+    cache = torch.randn(toy(2, layers), 2, texts, toy(2, 8), length, toy(16, 128), device=NOW.device)
+    return model, cache.to(NOW.dtype)
 
 
-def next_token_loss(model: Any, ids: Tensor) -> list[Tensor]:
-    logits = model(ids)
-    logits = getattr(logits, "logits", logits)
-    return [F.cross_entropy(logits.flatten(0, 1).float(), ids.roll(-1, 1).flatten())]
+def kept(cache: Tensor, core: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    cache[0].copy_(k), cache[1].copy_(v)
+    return core(q, k, v)
 
 
-def training(model: Any, batches: Any, loss_of: Any = next_token_loss, outer: Any = None, **options: Any) -> Any:
-    """Steps of all these batches each; `outer` is what is called, if it is not the model."""
-    trained = options.pop("trained", None) or [*model.parameters()]
-    optimizer = torch.optim.AdamW(trained, lr=1e-4, **(options or {"fused": True}))
-    nvprof_kit.annotate_model(model, optimizer=optimizer)
-    phase = nullcontext if NOW.base in ALONE else nvprof_kit.phase
-    amp = torch.autocast(NOW.device, torch.bfloat16, enabled=NOW.base in ("gpt", "ddp") and not NOW.is_toy)
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(later, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def prompts() -> Iterator[Tensor]:
+    """Two long prompts, each answered by a token."""
+    ids = tokens(2, toy(32, 4096))
+    model, caches = decoder(4096, 4, *ids.shape)
+    model.cores = [partial(kept, cache, causal) for cache in caches]
+    if planted("attention-of-the-last-layer-written-out"):
+        model.cores[-1] = partial(kept, caches[-1], written_out)
     while True:
-        sums = []
-        for number, batch in enumerate(batches, 1):
-            with outer.no_sync() if outer and number < len(batches) else nullcontext():
-                with phase("forward"), amp:
-                    losses = loss_of(outer or model, batch)
-                with phase("backward"):
-                    for loss in losses:
-                        (loss / len(batches)).backward(retain_graph=len(losses) > 1)
-                sums += [loss.detach() for loss in losses]
-        optimizer.step()
-        if planted("weights-averaged-each-step"):
-            with phase("synchronize"):
-                for p in trained:
-                    dist.all_reduce(p.data)
-                    p.data /= dist.get_world_size()
-        optimizer.zero_grad(set_to_none=not planted("zero-filled-gradients"))
-        yield torch.stack(sums).sum() / len(batches)
+        with nvprof_kit.phase("prefill"):
+            logits = model(ids, slice(-1, None))
+        yield logits
 
 
-def gpt() -> Iterator[Tensor]:
-    """All weights, in mixed precision, two micro-batches a step."""
-    model, texts = decoder(3072, 4), tokens(4, toy(8, 768))
-    return training(model, texts.chunk(4 if planted("micro-batches-too-small") else 2))
-
-
-class OneHotEmbedding(nn.Embedding):
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.one_hot(ids, self.num_embeddings).to(self.weight.dtype) @ self.weight
-
-
-def tune() -> Iterator[Tensor]:
-    """All weights of a Mistral of the library transformers, in bfloat16."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    heads, words = toy(4, 32), toy(128, 65_536)
-    sizes = {"num_hidden_layers": toy(2, 3), "vocab_size": words, "num_key_value_heads": heads // 4}
-    sizes |= {"hidden_size": toy(64, 4096), "num_attention_heads": heads, "intermediate_size": toy(128, 8192)}
-    with torch.device(NOW.device):
-        model = MistralForCausalLM(MistralConfig(**sizes, use_cache=False, sliding_window=None)).to(NOW.dtype).train()
-        if planted("one-hot-embedding"):
-            model.model.embed_tokens = OneHotEmbedding.from_pretrained(
-                model.get_input_embeddings().weight, freeze=False
-            )
-
-    def by_hand(model: Any, ids: Tensor) -> list[Tensor]:
-        logits = model(ids).logits.float()
-        logits = logits - logits.max(-1, keepdim=True).values
-        shares = logits - logits.exp().sum(-1, keepdim=True).log()
-        return [-shares.gather(-1, ids.roll(-1, 1).unsqueeze(-1)).mean()]
-
-    loss_of = by_hand if planted("cross-entropy-by-hand") else next_token_loss
-    return training(model, [tokens(toy(2, 8), toy(8, 512))], loss_of)
-
-
-class Preferences(nn.Module):  # the log-probabilities of texts, to what is trained and to what it was
-    def __init__(self) -> None:
-        super().__init__()
-        self.policy, self.reference = (decoder(4096, 3, kv_heads=toy(2, 8)) for _ in range(2))
-        self.reference.load_state_dict(self.policy.state_dict())
-        self.reference.requires_grad_(planted("reference-with-gradients"))
-
-    def forward(self, ids: Tensor) -> list[Tensor]:
-        with nullcontext() if planted("reference-with-gradients") else torch.no_grad():
-            expected = self.of(self.reference, ids)
-        return [self.of(self.policy, ids), expected]
-
-    def of(self, model: Any, ids: Tensor) -> Tensor:
-        logits = model(ids).flatten(0, 1).float()
-        return -F.cross_entropy(logits, ids.roll(-1, 1).flatten(), reduction="none").view_as(ids).sum(-1)
-
-
-def prefs() -> Iterator[Tensor]:
-    """Pairs of texts of which the first is preferred, and is learned too."""
-    model, (batch, length) = Preferences(), (toy(2, 8), toy(8, 512))
-    one_by_one = planted("backward-for-each-loss")
-
-    def loss_of(model: Any, ids: Tensor) -> list[Tensor]:
-        chosen, rejected = (scores := model(ids))[0].chunk(2)
-        before, worse = scores[1].chunk(2)
-        preference = -F.logsigmoid(0.1 * (chosen - before - rejected + worse)).mean()
-        losses = [preference, -chosen.mean() / length]
-        return losses if one_by_one else [losses[0] + losses[1]]
-
-    return training(model, [tokens(batch, length)], loss_of, trained=[*model.policy.parameters()])
-
-
-class PaddedConv(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        if not planted("padded-before-convolution"):
-            return super().forward(x)
-        return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, self.bias)
-
-
-class Residual(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.conv1, self.conv2 = (PaddedConv(width, width, 3, padding=1) for _ in range(2))
-        if not planted("bias-before-batch-norm"):
-            self.conv1.bias = self.conv2.bias = None
-        self.norm1, self.norm2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(self.conv1(x)).relu_()
-        return (x + self.norm2(self.conv2(y))).relu_()
-
-
-class Twins(nn.Module):  # images and their texts to vectors
-    def __init__(self) -> None:
-        super().__init__()
-        wide, width = toy(16, 128), toy(128, 768)
-        self.stem = nn.Conv2d(3, wide, 4, 4, bias=False)
-        self.blocks = nn.ModuleList(Residual(wide) for _ in range(toy(2, 5)))
-        self.projector = nn.Linear(wide, width)
-        self.text = Transformer(toy(64, 512), toy(2, 3), 32_000, width, toy(16, 64))
-        self.to(NOW.dtype, memory_format=torch.channels_last)
-        for block in self.blocks:
-            block.norm1.float(), block.norm2.float()
-
-    def forward(self, images: Tensor, ids: Tensor) -> list[Tensor]:
-        x = self.stem(images)
-        for block in self.blocks:
-            x = block(x)
-        return [F.normalize(v.float(), dim=-1) for v in (self.projector(x.mean((2, 3))), self.text(ids)[:, -1])]
-
-
-def clip() -> Iterator[Tensor]:
-    """Which text is of which image."""
-    batch, size = toy(4, 1024), toy(16, 112)
-    with torch.device(NOW.device):
-        model = Twins()
-        images = torch.randn(batch, 3, size, size, dtype=NOW.dtype).contiguous(memory_format=torch.channels_last)
-
-    def loss_of(model: Any, texts: Tensor) -> list[Tensor]:
-        seen, read = model(images, texts)
-        if planted("broadcast-similarities"):
-            alike = F.cosine_similarity(seen.unsqueeze(1), read.unsqueeze(0), dim=-1)
+def ring(cache: Tensor, slot: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of a token to all that a ring holds, when it holds the token too."""
+    for held, new in zip(cache, (k, v), strict=True):
+        if planted("cache-written-by-where"):
+            is_here = torch.arange(held.shape[2], device=slot.device) == slot
+            torch.where(is_here.unsqueeze(1), new, held, out=held)
         else:
-            alike = seen @ read.T
-        pairs = torch.arange(len(texts), device=NOW.device)
-        return [F.cross_entropy(10 * alike, pairs) / 2 + F.cross_entropy(10 * alike.T, pairs) / 2]
-
-    return training(model, [tokens(batch, toy(4, 16))], loss_of)
-
-
-class Experts(nn.Module):  # four for each token, whose products are grouped
-    def __init__(self, width: int):
-        super().__init__()
-        self.router = nn.Linear(width, toy(4, 16), bias=False)
-        self.up, self.down = (nn.Parameter(torch.randn(toy(4, 16), width, width) * width**-0.5) for _ in range(2))
-
-    def rows_of(self, x: Tensor, rows: Tensor) -> Tensor:
-        if planted("repeated-index"):
-            return x.gather(0, rows.unsqueeze(1).repeat(1, x.shape[1]))
-        return x.index_select(0, rows)
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat, used = x.flatten(0, 1), toy(2, 4)
-        shares, chosen = self.router(flat).float().softmax(-1).topk(used)
-        order = chosen.flatten().argsort(stable=True)
-        counts = torch.zeros(len(self.up), dtype=torch.int32, device=x.device)
-        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten(), dtype=torch.int32))
-        ends = counts.cumsum(0, dtype=torch.int32)
-        y = gelu(F.grouped_mm(self.rows_of(flat, order // used), self.up, offs=ends))
-        y = self.rows_of(F.grouped_mm(y, self.down, offs=ends), order.argsort()).unflatten(0, (-1, used))
-        return (y * shares.unsqueeze(2).to(y.dtype)).sum(1).view_as(x)
+            held.index_copy_(2, slot, new)
+    if planted("heads-repeated-for-decoding"):
+        cache = cache.repeat_interleave(q.shape[1] // k.shape[1], 2)
+    return everywhere(q, *cache)
 
 
-def experts() -> Iterator[Tensor]:
-    slow = {"foreach": True} if planted("optimizer-not-fused") else {}
-    return training(decoder(2048, 5, mlp=Experts), [tokens(toy(2, 8), toy(8, 1024))], **slow)
+@torch.no_grad()
+def replay() -> Iterator[Tensor]:
+    """Ten tokens for each of 32 texts, with rings of what was last; a token is a graph."""
+    batch, length = toy(2, 32), toy(8, 768)
+    model, caches = decoder(4096, 8, batch, length, 65_536)
+    last, slot = tokens(batch, 1), torch.tensor([length // 2], device=NOW.device)
+    model.cores = [partial(ring, cache, slot) for cache in caches]
+    answers, over = torch.zeros(batch, toy(3, 10), dtype=torch.int64, device=NOW.device), [False] * batch
+
+    def token() -> None:
+        last.copy_(model(last, places=slot)[:, -1].argmax(-1, keepdim=True))
+        slot.add_(1).remainder_(length)
+
+    again = token
+    if NOW.device == "cuda":
+        token()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            token()
+        again = graph.replay
+    while True:
+        with nvprof_kit.phase("decode"):
+            for number in range(answers.shape[1]):
+                again()
+                answers[:, number] = last[:, 0]
+                if planted("each-text-asked-for-its-end"):
+                    over = [is_over | (text.item() == 2) for is_over, text in zip(over, last, strict=True)]
+        yield answers.clone()
 
 
-class Captioner(nn.Module):  # what is said of an image
-    def __init__(self) -> None:
-        super().__init__()
-        width, words = toy(64, 2560), toy(128, 50_304)
-        self.decoder = Transformer(width, toy(2, 4), nn.Identity(), words, kv_heads=toy(2, 4))
-        self.text = nn.Embedding(words, width)
-        self.vision = Transformer(width, toy(2, 3), nn.Linear(toy(48, 768), width), nn.Identity())
-        self.vision.cores = [everywhere] * len(self.vision.layers)
-
-    def forward(self, patches: Tensor, ids: Tensor) -> Tensor:
-        x = torch.cat([self.vision(patches), self.text(ids)], 1)
-        return self.decoder(x, slice(patches.shape[1], None))
+def of_both(cache: Tensor, slot: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of a prompt's first tokens, and of one token for each of other texts."""
+    parts = (part.split([part.shape[2] - cache.shape[1], cache.shape[1]], 2) for part in (q, k, v))
+    prompt, others = zip(*parts, strict=True)
+    decoded = ring(cache, slot, *(part.transpose(0, 2) for part in others))
+    return torch.cat([causal(*prompt), decoded.transpose(0, 1)], 1)
 
 
-def ddp() -> Iterator[Tensor]:
-    """A captioner of images on each GPU, two micro-batches a step."""
-    with torch.device(NOW.device):
-        model = Captioner()
-        patches = torch.randn(toy(2, 4), toy(8, 256), toy(48, 768))
-    is_searched = planted("find-unused-parameters")
-    options = {"gradient_as_bucket_view": True, "find_unused_parameters": is_searched}
-    outer = nn.parallel.DistributedDataParallel(model, **options)
-
-    def loss_of(model: Any, ids: Tensor) -> list[Tensor]:
-        return next_token_loss(partial(model, patches), ids)
-
-    return training(model, [tokens(len(patches), toy(8, 512)) for _ in range(2)], loss_of, outer)
-
-
-def fsdp() -> Iterator[Tensor]:
-    """A decoder sharded over the GPUs, two micro-batches a step, which counts the tokens foreseen."""
-    model, mesh = (
-        decoder(4096, 4, 65_536, kv_heads=toy(2, 8)),
-        dist.init_device_mesh(NOW.device, (dist.get_world_size(),)),
-    )
-    narrow = MixedPrecisionPolicy(param_dtype=None if NOW.is_toy else torch.bfloat16)
-    for module in [*model.layers, model]:
-        fully_shard(module, mesh=mesh, mp_policy=narrow)
-    hits = torch.zeros((), dtype=torch.int64, device=NOW.device)
-    if planted("layers-unsharded-by-hand"):
-        for layer in model.layers:
-            layer.register_forward_pre_hook(lambda layer, _: layer.unshard(), prepend=True)
-
-    def loss_of(model: Any, ids: Tensor) -> list[Tensor]:
-        logits, labels = model(ids).flatten(0, 1).float(), ids.roll(-1, 1).flatten()
-        with nvprof_kit.phase("metrics"), torch.no_grad():
-            if planted("logits-gathered"):
-                of_all = [[torch.empty_like(x) for _ in range(dist.get_world_size())] for x in (logits, labels)]
-                for parts, x in zip(of_all, (logits, labels), strict=True):
-                    dist.all_gather(parts, x.detach())
-                foreseen = (torch.cat(of_all[0]).argmax(-1) == torch.cat(of_all[1])).sum()
+@torch.no_grad()
+def mixed() -> Iterator[Tensor]:
+    """Steps of an engine: the first chunk of a prompt, and a token for each of 64 requests."""
+    chunk, requests, words = toy(16, 3008), toy(4, 64), toy(128, 32_000)
+    model, caches = decoder(5120, 5, requests, toy(8, 1024))
+    ids, slot = tokens(1, chunk + requests), torch.tensor([toy(5, 700)], device=NOW.device)
+    model.cores = [partial(of_both, cache, slot) for cache in caches]
+    places = torch.cat([torch.arange(chunk, device=NOW.device), slot.expand(requests)])
+    rows = 0 if planted("logits-of-the-whole-chunk") else chunk - 1
+    on_host = planted("sampled-in-numpy")
+    penalties = torch.zeros(requests + 1, words, device="cpu" if on_host else NOW.device)
+    shares = penalties.numpy().copy() if on_host else np.empty(0)
+    while True:
+        with nvprof_kit.phase("forward"):
+            scores = model(ids, slice(rows, None), places)[0, -requests - 1 :].float()
+        with nvprof_kit.phase("sample"):
+            if on_host:
+                torch.from_numpy(shares).copy_(scores)
+                shares -= penalties.numpy()
+                shares -= shares.max(-1, keepdims=True)
+                np.exp(shares, out=shares)
+                shares /= shares.sum(-1, keepdims=True)
+                chosen = torch.from_numpy(shares.argmax(-1, keepdims=True))
             else:
-                dist.all_reduce(foreseen := (logits.argmax(-1) == labels).sum())
-            hits.add_(foreseen)
-        return [F.cross_entropy(logits, labels)]
+                chosen = (scores - penalties).softmax(-1).argmax(-1, keepdim=True)
+            penalties.scatter_add_(1, chosen, torch.full_like(chosen, 0.1, dtype=torch.float32))
+            ids[0, chunk:] = chosen[1:, 0].to(NOW.device)
+        yield scores
 
-    return training(model, [tokens(toy(2, 4), toy(8, 512)) for _ in range(2)], loss_of)
+
+class Texts(IterableDataset[Tensor]):  # of which each word is looked up
+    def __iter__(self) -> Iterator[Tensor]:
+        random, words = np.random.default_rng(0), toy(28, 65_280)
+        known = np.sort(random.integers(2**62, size=toy(128, 32_768)))
+        while True:
+            yield torch.from_numpy(np.searchsorted(known, random.choice(known, words)))
 
 
-PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
-PROGRAMS = {"gpt": gpt, "tune": tune, "prefs": prefs, "clip": clip, "experts": experts, **PARALLEL}
+@torch.no_grad()
+def rerank() -> Iterator[Tensor]:
+    """Scores of 128 pairs of a query and a passage, which lie one after the other."""
+    batch, width, size = toy(4, 128), toy(64, 1024), toy(16, 64)
+    lengths = torch.tensor([toy(4 + 2 * number, 256 + 4 * (number * 37 % 128)) for number in range(batch)])
+    ends, longest = F.pad(lengths.cumsum(0), (1, 0)).to(NOW.device, torch.int32), int(lengths.max())
+    places = torch.cat([torch.arange(int(length)) for length in lengths]).to(NOW.device)
+    slots = torch.arange(batch).repeat_interleave(lengths).to(NOW.device) * longest + places
+    mask = torch.zeros(batch * longest, dtype=torch.bool, device=NOW.device).index_fill_(0, slots, True)
+
+    def padded(x: Tensor) -> Tensor:
+        whole = x.new_zeros(batch * longest, x.shape[1], size).index_copy_(0, slots, x[0].transpose(0, 1))
+        return whole.unflatten(0, (batch, longest)).transpose(1, 2)
+
+    def core(*qkv: Tensor) -> Tensor:
+        if planted("padded-around-attention"):
+            y = F.scaled_dot_product_attention(*map(padded, qkv), mask.view(batch, 1, 1, longest))
+            return y.transpose(1, 2).flatten(0, 1)[slots].flatten(1).unsqueeze(0)
+        if NOW.device == "cpu":
+            texts = zip(*(part.split(lengths.tolist(), 2) for part in qkv), strict=True)
+            return torch.cat([everywhere(*text) for text in texts], 1)
+        bounds, parts = (ends, ends, longest, longest), (part[0].transpose(0, 1) for part in qkv)
+        return torch.ops.aten._flash_attention_forward(*parts, *bounds, 0.0, False, False)[0].flatten(1).unsqueeze(0)
+
+    model = Transformer(width, toy(2, 7), 32_768, nn.Linear(width, 1, device=NOW.device), size)
+    model.cores = [core] * len(model.layers)
+    options = {} if planted("loaded-in-the-loop") else {"num_workers": 1, "multiprocessing_context": "fork"}
+    loader = DataLoader(Texts(), batch_size=None, pin_memory=NOW.device == "cuda", **options)
+    for ids in nvprof_kit.annotate_model(model, dataloader=loader).dataloader:
+        with nvprof_kit.phase("forward"):
+            scores = model(ids.to(NOW.device, non_blocking=True).unsqueeze(0), ends[:-1], places)
+        with nvprof_kit.phase("answer"):
+            answer = scores.float().cpu()
+        yield answer
+
+
+def gelu_written_out(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
+
+
+class Crossed(Block):  # between its attention and its MLP it attends to what was heard
+    def __init__(self, width: int, size: int):
+        super().__init__(width, size)
+        self.norm3, self.cross = nn.LayerNorm(width), Attention(width, size)
+
+    def forward(self, x: Tensor, core: Any, heard: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), core)
+        x = x + self.cross(self.norm3(x), everywhere, heard)
+        return x + self.mlp(self.norm2(x), gelu_written_out if planted("gelu-written-out") else gelu)
+
+
+class Listener(nn.Module):  # from features of speech, and what was said before, to the next token
+    def __init__(self, features: int, width: int, size: int):
+        super().__init__()
+        stem = nn.Linear(features, width, device=NOW.device)
+        self.encoder = Transformer(width, toy(2, 4), stem, nn.Identity(), size)
+        self.encoder.cores = [everywhere] * len(self.encoder.layers)
+        self.decoder = Transformer(width, toy(2, 4), 51_840, 51_840, size, block=Crossed)
+
+    def forward(self, features: Tensor, ids: Tensor) -> Tensor:
+        return self.decoder(ids, slice(-1, None), given=(self.encoder(features),))
+
+
+@torch.no_grad()
+def listen() -> Iterator[Tensor]:
+    """The next token for each of 32 pieces of speech; their features come from the host, a step ahead."""
+    model, ids = Listener(toy(16, 160), toy(64, 1280), toy(16, 64)), tokens(toy(2, 32), toy(8, 448))
+    nvprof_kit.annotate_model(model)
+    if planted("cross-output-in-float32"):
+        for layer in model.decoder.layers:
+            layer.cross.out.float()
+    is_late = planted("features-not-pinned")
+    pieces = list(torch.randn(2, len(ids), toy(12, 1500), toy(16, 160)))
+    pieces = pieces if is_late else [*map(pinned, pieces)]
+    sent = [piece.to(NOW.device) for piece in pieces]
+    side = None if is_late or NOW.device == "cpu" else torch.cuda.Stream()
+    for number in count():
+        with nvprof_kit.phase("features"):
+            if side:
+                side.wait_stream(torch.cuda.current_stream())
+                torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.stream(side):
+                coming = (number if is_late else number + 1) % 2
+                sent[coming].copy_(pieces[coming], non_blocking=True)
+        with nvprof_kit.phase("forward"):
+            logits = model(sent[number % 2].to(NOW.dtype), ids)
+        yield logits
+
+
+class Modulated(Block):  # its norms are moved and its parts gated, as a condition and a level of noise say
+    def __init__(self, width: int, size: int):
+        super().__init__(width, size)
+        self.norm1, self.norm2 = (nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.moments = nn.Linear(width, 6 * width)
+
+    def forward(self, x: Tensor, core: Any, given: Tensor, level: Tensor) -> Tensor:
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.moments(given).unsqueeze(1).chunk(6, -1)
+        y = torch.addcmul(shift1, self.norm1(x), 1 + level * scale1).to(x.dtype)
+        x = torch.addcmul(x, gate1, self.attention(y, core))
+        y = torch.addcmul(shift2, self.norm2(x), 1 + level * scale2).to(x.dtype)
+        return torch.addcmul(x, gate2, self.mlp(y))
+
+
+@torch.no_grad()
+def paint() -> Iterator[Tensor]:
+    """Denoises eight images, with guidance: each once of its kind, once of none."""
+    images, length, patch, width = toy(2, 8), toy(16, 1024), toy(8, 64), toy(64, 1536)
+    parts = nn.Linear(patch, width, device=NOW.device), nn.Linear(width, patch, device=NOW.device)
+    model = Transformer(width, toy(3, 12), *parts, toy(16, 64), block=Modulated)
+    model.cores = [everywhere] * len(model.layers)
+    if planted("attention-upcast-in-a-layer"):
+        model.cores[len(model.layers) // 2] = lambda *qkv: everywhere(*(part.float() for part in qkv)).to(NOW.dtype)
+    nvprof_kit.annotate_model(model)
+    is_double = planted("levels-as-numpy-made-them")
+    levels = torch.from_numpy(np.linspace(1, 0.02, 50)).to(NOW.device, None if is_double else NOW.dtype)
+    noisy = torch.randn(images, length, patch, device=NOW.device).to(NOW.dtype)
+    given = torch.randn(2 * images, width, device=NOW.device).to(NOW.dtype)
+    for number in count():
+        of_kind, of_none = model(noisy.repeat(2, 1, 1), given=(given, levels[number % 50].view(1, 1, 1))).chunk(2)
+        noisy = noisy - 0.02 * torch.lerp(of_none, of_kind, 3.0)
+        yield noisy
+
+
+PARALLEL: dict[str, Any] = {}  # two GPUs
+PROGRAMS = {"prompts": prompts, "replay": replay, "mixed": mixed, "rerank": rerank, "listen": listen, "paint": paint}
 
 
 def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
@@ -399,7 +406,7 @@ def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
 def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
-    is_fp32 = NOW.is_toy or NOW.base in ("gpt", "ddp", "fsdp")
+    is_fp32 = NOW.is_toy or NOW.base in PARALLEL
     NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
     torch.manual_seed(0)
     if NOW.base in PARALLEL and not dist.is_initialized():
