@@ -1,6 +1,6 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only mixed,listen+gelu-written-out] [--pairs 11] [--seconds 500]
+    python tests/gpu/programs/faults.py --out FOLDER [--only lora,fsdp+sharded-as-one] [--pairs 11] [--seconds 500]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
@@ -27,17 +27,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from itertools import count
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, SubprocessError
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import nvprof_kit
 
@@ -46,7 +44,7 @@ FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if li
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
-ALONE = ("paint",)  # annotated by annotate_model alone
+ALONE = ("lora",)  # annotated by annotate_model alone
 NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
 
 
@@ -77,320 +75,278 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tens
 causal, gelu = partial(everywhere, is_causal=True), partial(F.gelu, approximate="tanh")
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, size: int, kv_heads: int = 0):
-        super().__init__()
-        self.size, self.parts = size, [width, *[kv_heads * size or width] * 2]
-        self.qkv, self.out = nn.Linear(width, sum(self.parts), bias=False), nn.Linear(width, width, bias=False)
+def by_hand(x: Tensor) -> Tensor:  # GELU
+    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
-    def forward(self, x: Tensor, core: Any, heard: Tensor | None = None) -> Tensor:
-        if heard is not None:
-            of_x, of_heard = self.qkv.weight.split([self.parts[0], 2 * self.parts[1]])
-            qkv = F.linear(x, of_x), *F.linear(heard, of_heard).chunk(2, -1)
-        elif planted("a-product-for-each-head"):
-            each = [F.linear(x, weight) for weight in self.qkv.weight.split(self.size)]
-            qkv = torch.cat(each, -1).split(self.parts, -1)
-        else:
-            qkv = self.qkv(x).split(self.parts, -1)
-        y = core(*(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in qkv))
-        return self.out(y.to(self.out.weight.dtype)).to(x.dtype)
+
+def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, core: Any):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.core, self.heads = core, (-1, toy(16, 128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(
+            self.core(*(part.unflatten(-1, self.heads).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)))
+        )
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int):
+    def __init__(self, width: int, act: Any = gelu):
         super().__init__()
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.act = act
 
-    def forward(self, x: Tensor, act: Any = gelu) -> Tensor:
-        if planted("mlp-in-slices"):
-            return torch.cat([self.down(act(self.up(part))) for part in x.flatten(0, 1).split(toy(8, 256))]).view_as(x)
-        return self.down(act(self.up(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, *options: int):
+class Head(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+class Scaled(nn.RMSNorm):  # as torch.compile fuses it
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) * self.weight).to(x.dtype)
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, mlp: Any, core: Any, norm: Any):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.mlp = Attention(width, *options), MLP(width)
+        self.norm1, self.attention, self.norm2, self.mlp = norm(width), Attention(width, core), norm(width), mlp(width)
 
-    def forward(self, x: Tensor, core: Any) -> Tensor:
-        x = x + self.attention(self.norm1(x), core)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
-class Transformer(nn.Module):
-    """Of tokens, or of what a module embeds, to logits or to what another module makes of the last layer's."""
-
-    def __init__(self, width: int, layers: int, embed: Any, head: Any, *options: int, block: Any = Block):
+class Reader(nn.Module):  # to logits of some places
+    def __init__(self, width: int, layers: int, words: int, mlp: Any = MLP, core: Any = causal, norm: Any = nn.RMSNorm):
         super().__init__()
-        with torch.device(NOW.device):
-            self.embed = nn.Embedding(toy(128, embed), width) if isinstance(embed, int) else embed
-            self.places = nn.Embedding(toy(32, 8192), width)
-            self.layers = nn.ModuleList(block(width, *options) for _ in range(layers))
-            self.norm = nn.LayerNorm(width)
-            self.head = nn.Linear(width, toy(128, head), bias=False) if isinstance(head, int) else head
-        self.cores = [causal] * layers
+        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(toy(32, 1024), width)
+        self.layers = nn.ModuleList(Layer(width, mlp, core, norm) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), Head(width, words, bias=False)
+        self.call: Any = lambda layer, x: layer(x)
         self.to(NOW.device, NOW.dtype)
 
-    def forward(self, x: Tensor, rows: Any = slice(None), places: Any = slice(None), given: Any = ()) -> Tensor:
-        x = self.embed(x)
-        x = x + self.places.weight[slice(x.shape[1]) if isinstance(places, slice) else places]
-        for layer, core in zip(self.layers, self.cores, strict=True):
-            x = layer(x, core, *given)
-        x = self.norm(x[:, rows])
-        if planted("head-cast-for-each-token"):
-            return F.linear(x.float(), self.head.weight.float())
-        return self.head(x)
+    def forward(self, x: Tensor, read: slice = slice(None)) -> Tensor:
+        x = self.embed(x) + self.places.weight[: x.shape[1]]
+        for layer in self.layers:
+            x = self.call(layer, x)
+        return self.head(self.norm(x[:, read]))
 
 
-def decoder(width: int, layers: int, texts: int, length: int, words: int = 32_000) -> tuple[Transformer, Tensor]:
-    """A decoder with grouped queries, and a cache for so many texts of that length."""
-    model = Transformer(toy(64, width), toy(2, layers), words, words, toy(16, 128), toy(2, 8))
-    nvprof_kit.annotate_model(model)
-    cache = torch.randn(toy(2, layers), 2, texts, toy(2, 8), length, toy(16, 128), device=NOW.device)
-    return model, cache.to(NOW.dtype)
+def surprise(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
-def kept(cache: Tensor, core: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    cache[0].copy_(k), cache[1].copy_(v)
-    return core(q, k, v)
+def foresee(model: Any, ids: Tensor) -> Tensor:
+    return surprise(model(ids), ids.roll(-1, 1))
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
-    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
-    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(later, float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-
-
-@torch.no_grad()
-def prompts() -> Iterator[Tensor]:
-    """Two long prompts, each answered by a token."""
-    ids = tokens(2, toy(32, 4096))
-    model, caches = decoder(4096, 4, *ids.shape)
-    model.cores = [partial(kept, cache, causal) for cache in caches]
-    if planted("attention-of-the-last-layer-written-out"):
-        model.cores[-1] = partial(kept, caches[-1], written_out)
+def training(model: nn.Module, optimizer: Any, loss_of: Any, batches: Any, clip: Any = None) -> Iterator[Tensor]:
+    """Steps of all these batches each, or of what each of them has next."""
+    nvprof_kit.annotate_model(model, optimizer=optimizer)
+    phase = nullcontext if NOW.base in ALONE else nvprof_kit.phase
     while True:
-        with nvprof_kit.phase("prefill"):
-            logits = model(ids, slice(-1, None))
-        yield logits
+        total = torch.zeros((), device=NOW.device)
+        for given in batches:
+            batch = next(given) if isinstance(given, Iterator) else given
+            with phase("forward"):
+                loss = loss_of(batch) / len(batches)
+            with phase("backward"):
+                loss.backward()
+            total += loss.detach()
+        with phase("clip") if clip else nullcontext():
+            clip and clip()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total
 
 
-def ring(cache: Tensor, slot: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of a token to all that a ring holds, when it holds the token too."""
-    for held, new in zip(cache, (k, v), strict=True):
-        if planted("cache-written-by-where"):
-            is_here = torch.arange(held.shape[2], device=slot.device) == slot
-            torch.where(is_here.unsqueeze(1), new, held, out=held)
-        else:
-            held.index_copy_(2, slot, new)
-    if planted("heads-repeated-for-decoding"):
-        cache = cache.repeat_interleave(q.shape[1] // k.shape[1], 2)
-    return everywhere(q, *cache)
+def pretrain() -> Iterator[Tensor]:
+    """A decoder in bfloat16, three micro-batches a step; the head has as many words as are a multiple of 64."""
+    words, padded = toy(131, 32_003), toy(192, 32_064)
+    with torch.device(NOW.device):
+        model = Reader(toy(64, 3072), toy(2, 4), padded, core=masked if planted("causal-mask-given") else causal)
+        bias = torch.where(torch.arange(padded) < words, 0.0, -1e4).to(NOW.dtype)
+    used = words if planted("three-words-added") else padded
+    model.head.weight, model.head.bias = (nn.Parameter(v[:used].clone()) for v in (model.head.weight.detach(), bias))
+
+    def clip() -> None:
+        if planted("gradients-checked-one-by-one"):
+            for name, p in model.named_parameters():
+                if not torch.isfinite(p.grad).all():
+                    raise FloatingPointError(name)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return training(model, optimizer, partial(foresee, model), tokens(6, toy(16, 1024), words).chunk(3), clip)
 
 
-@torch.no_grad()
-def replay() -> Iterator[Tensor]:
-    """Ten tokens for each of 32 texts, with rings of what was last; a token is a graph."""
-    batch, length = toy(2, 32), toy(8, 768)
-    model, caches = decoder(4096, 8, batch, length, 65_536)
-    last, slot = tokens(batch, 1), torch.tensor([length // 2], device=NOW.device)
-    model.cores = [partial(ring, cache, slot) for cache in caches]
-    answers, over = torch.zeros(batch, toy(3, 10), dtype=torch.int64, device=NOW.device), [False] * batch
-
-    def token() -> None:
-        last.copy_(model(last, places=slot)[:, -1].argmax(-1, keepdim=True))
-        slot.add_(1).remainder_(length)
-
-    again = token
-    if NOW.device == "cuda":
-        token()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
-            token()
-        again = graph.replay
-    while True:
-        with nvprof_kit.phase("decode"):
-            for number in range(answers.shape[1]):
-                again()
-                answers[:, number] = last[:, 0]
-                if planted("each-text-asked-for-its-end"):
-                    over = [is_over | (text.item() == 2) for is_over, text in zip(over, last, strict=True)]
-        yield answers.clone()
-
-
-def of_both(cache: Tensor, slot: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of a prompt's first tokens, and of one token for each of other texts."""
-    parts = (part.split([part.shape[2] - cache.shape[1], cache.shape[1]], 2) for part in (q, k, v))
-    prompt, others = zip(*parts, strict=True)
-    decoded = ring(cache, slot, *(part.transpose(0, 2) for part in others))
-    return torch.cat([causal(*prompt), decoded.transpose(0, 1)], 1)
-
-
-@torch.no_grad()
-def mixed() -> Iterator[Tensor]:
-    """Steps of an engine: the first chunk of a prompt, and a token for each of 64 requests."""
-    chunk, requests, words = toy(16, 3008), toy(4, 64), toy(128, 32_000)
-    model, caches = decoder(5120, 5, requests, toy(8, 1024))
-    ids, slot = tokens(1, chunk + requests), torch.tensor([toy(5, 700)], device=NOW.device)
-    model.cores = [partial(of_both, cache, slot) for cache in caches]
-    places = torch.cat([torch.arange(chunk, device=NOW.device), slot.expand(requests)])
-    rows = 0 if planted("logits-of-the-whole-chunk") else chunk - 1
-    on_host = planted("sampled-in-numpy")
-    penalties = torch.zeros(requests + 1, words, device="cpu" if on_host else NOW.device)
-    shares = penalties.numpy().copy() if on_host else np.empty(0)
-    while True:
-        with nvprof_kit.phase("forward"):
-            scores = model(ids, slice(rows, None), places)[0, -requests - 1 :].float()
-        with nvprof_kit.phase("sample"):
-            if on_host:
-                torch.from_numpy(shares).copy_(scores)
-                shares -= penalties.numpy()
-                shares -= shares.max(-1, keepdims=True)
-                np.exp(shares, out=shares)
-                shares /= shares.sum(-1, keepdims=True)
-                chosen = torch.from_numpy(shares.argmax(-1, keepdims=True))
-            else:
-                chosen = (scores - penalties).softmax(-1).argmax(-1, keepdim=True)
-            penalties.scatter_add_(1, chosen, torch.full_like(chosen, 0.1, dtype=torch.float32))
-            ids[0, chunk:] = chosen[1:, 0].to(NOW.device)
-        yield scores
-
-
-class Texts(IterableDataset[Tensor]):  # of which each word is looked up
-    def __iter__(self) -> Iterator[Tensor]:
-        random, words = np.random.default_rng(0), toy(28, 65_280)
-        known = np.sort(random.integers(2**62, size=toy(128, 32_768)))
-        while True:
-            yield torch.from_numpy(np.searchsorted(known, random.choice(known, words)))
-
-
-@torch.no_grad()
-def rerank() -> Iterator[Tensor]:
-    """Scores of 128 pairs of a query and a passage, which lie one after the other."""
-    batch, width, size = toy(4, 128), toy(64, 1024), toy(16, 64)
-    lengths = torch.tensor([toy(4 + 2 * number, 256 + 4 * (number * 37 % 128)) for number in range(batch)])
-    ends, longest = F.pad(lengths.cumsum(0), (1, 0)).to(NOW.device, torch.int32), int(lengths.max())
-    places = torch.cat([torch.arange(int(length)) for length in lengths]).to(NOW.device)
-    slots = torch.arange(batch).repeat_interleave(lengths).to(NOW.device) * longest + places
-    mask = torch.zeros(batch * longest, dtype=torch.bool, device=NOW.device).index_fill_(0, slots, True)
-
-    def padded(x: Tensor) -> Tensor:
-        whole = x.new_zeros(batch * longest, x.shape[1], size).index_copy_(0, slots, x[0].transpose(0, 1))
-        return whole.unflatten(0, (batch, longest)).transpose(1, 2)
-
-    def core(*qkv: Tensor) -> Tensor:
-        if planted("padded-around-attention"):
-            y = F.scaled_dot_product_attention(*map(padded, qkv), mask.view(batch, 1, 1, longest))
-            return y.transpose(1, 2).flatten(0, 1)[slots].flatten(1).unsqueeze(0)
-        if NOW.device == "cpu":
-            texts = zip(*(part.split(lengths.tolist(), 2) for part in qkv), strict=True)
-            return torch.cat([everywhere(*text) for text in texts], 1)
-        bounds, parts = (ends, ends, longest, longest), (part[0].transpose(0, 1) for part in qkv)
-        return torch.ops.aten._flash_attention_forward(*parts, *bounds, 0.0, False, False)[0].flatten(1).unsqueeze(0)
-
-    model = Transformer(width, toy(2, 7), 32_768, nn.Linear(width, 1, device=NOW.device), size)
-    model.cores = [core] * len(model.layers)
-    options = {} if planted("loaded-in-the-loop") else {"num_workers": 1, "multiprocessing_context": "fork"}
-    loader = DataLoader(Texts(), batch_size=None, pin_memory=NOW.device == "cuda", **options)
-    for ids in nvprof_kit.annotate_model(model, dataloader=loader).dataloader:
-        with nvprof_kit.phase("forward"):
-            scores = model(ids.to(NOW.device, non_blocking=True).unsqueeze(0), ends[:-1], places)
-        with nvprof_kit.phase("answer"):
-            answer = scores.float().cpu()
-        yield answer
-
-
-def gelu_written_out(x: Tensor) -> Tensor:
-    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
-
-
-class Crossed(Block):  # between its attention and its MLP it attends to what was heard
-    def __init__(self, width: int, size: int):
-        super().__init__(width, size)
-        self.norm3, self.cross = nn.LayerNorm(width), Attention(width, size)
-
-    def forward(self, x: Tensor, core: Any, heard: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x), core)
-        x = x + self.cross(self.norm3(x), everywhere, heard)
-        return x + self.mlp(self.norm2(x), gelu_written_out if planted("gelu-written-out") else gelu)
-
-
-class Listener(nn.Module):  # from features of speech, and what was said before, to the next token
-    def __init__(self, features: int, width: int, size: int):
+class Adapted(nn.Module):
+    def __init__(self, base: nn.Linear, dtype: Any):
         super().__init__()
-        stem = nn.Linear(features, width, device=NOW.device)
-        self.encoder = Transformer(width, toy(2, 4), stem, nn.Identity(), size)
-        self.encoder.cores = [everywhere] * len(self.encoder.layers)
-        self.decoder = Transformer(width, toy(2, 4), 51_840, 51_840, size, block=Crossed)
+        self.base, sizes = base, (base.in_features, toy(4, 32), base.out_features)
+        self.a, self.b = (nn.Linear(*sizes[n : n + 2], bias=False, device=NOW.device, dtype=dtype) for n in (0, 1))
 
-    def forward(self, features: Tensor, ids: Tensor) -> Tensor:
-        return self.decoder(ids, slice(-1, None), given=(self.encoder(features),))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(x.to(self.a.weight.dtype))).to(x.dtype)
 
 
-@torch.no_grad()
-def listen() -> Iterator[Tensor]:
-    """The next token for each of 32 pieces of speech; their features come from the host, a step ahead."""
-    model, ids = Listener(toy(16, 160), toy(64, 1280), toy(16, 64)), tokens(toy(2, 32), toy(8, 448))
-    nvprof_kit.annotate_model(model)
-    if planted("cross-output-in-float32"):
-        for layer in model.decoder.layers:
-            layer.cross.out.float()
-    is_late = planted("features-not-pinned")
-    pieces = list(torch.randn(2, len(ids), toy(12, 1500), toy(16, 160)))
-    pieces = pieces if is_late else [*map(pinned, pieces)]
-    sent = [piece.to(NOW.device) for piece in pieces]
-    side = None if is_late or NOW.device == "cpu" else torch.cuda.Stream()
-    for number in count():
-        with nvprof_kit.phase("features"):
-            if side:
-                side.wait_stream(torch.cuda.current_stream())
-                torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.stream(side):
-                coming = (number if is_late else number + 1) % 2
-                sent[coming].copy_(pieces[coming], non_blocking=True)
-        with nvprof_kit.phase("forward"):
-            logits = model(sent[number % 2].to(NOW.dtype), ids)
-        yield logits
+def lora() -> Iterator[Tensor]:
+    """Adapters of the attention of a GPT-NeoX of the library transformers, which learns to answer."""
+    from transformers import AttentionInterface, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    sizes = {"hidden_size": toy(64, 4096), "num_attention_heads": toy(4, 32), "intermediate_size": toy(128, 16_384)}
+    AttentionInterface.register("causal", lambda layer, q, k, v, *_, **options: (causal(q, k, v), None))
+    sizes |= {"attn_implementation": "causal"}
+    sizes |= {"num_hidden_layers": toy(2, 5), "vocab_size": toy(128, 50_304), "max_position_embeddings": 1024}
+    with torch.device(NOW.device):
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, use_cache=False)).to(NOW.dtype).train()
+    model.requires_grad_(False)
+    dtype = torch.float32 if planted("adapters-in-fp32") else NOW.dtype
+    for layer in model.gpt_neox.layers:
+        for name in ("query_key_value", "dense"):
+            setattr(layer.attention, name, Adapted(getattr(layer.attention, name), dtype))
+    answer, is_cut = toy(4, 128), planted("logits-of-the-prompt")
+
+    def loss_of(ids: Tensor) -> Tensor:
+        logits = model(ids).logits[:, -answer:] if is_cut else model(ids, logits_to_keep=answer).logits
+        return surprise(logits, ids.roll(-1, 1)[:, -answer:])
+
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
+    return training(model, optimizer, loss_of, [tokens(toy(2, 8), toy(16, 512), 50_304)])
 
 
-class Modulated(Block):  # its norms are moved and its parts gated, as a condition and a level of noise say
-    def __init__(self, width: int, size: int):
-        super().__init__(width, size)
-        self.norm1, self.norm2 = (nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
-        self.moments = nn.Linear(width, 6 * width)
+class Experts(nn.Module):  # each takes the tokens that it rates best, as many as the others
+    def __init__(self, width: int):
+        super().__init__()
+        self.number, is_split = toy(4, 8), planted("weights-stacked-in-each-forward")
+        self.router = nn.Linear(width, self.number, bias=False)
+        parts = [
+            torch.randn(self.number, *shape) / shape[0] ** 0.5 for shape in ((width, 2 * width), (2 * width, width))
+        ]
+        self.up, self.down = (
+            nn.ParameterList(w.T.contiguous() for w in part) if is_split else nn.Parameter(part) for part in parts
+        )
 
-    def forward(self, x: Tensor, core: Any, given: Tensor, level: Tensor) -> Tensor:
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.moments(given).unsqueeze(1).chunk(6, -1)
-        y = torch.addcmul(shift1, self.norm1(x), 1 + level * scale1).to(x.dtype)
-        x = torch.addcmul(x, gate1, self.attention(y, core))
-        y = torch.addcmul(shift2, self.norm2(x), 1 + level * scale2).to(x.dtype)
-        return torch.addcmul(x, gate2, self.mlp(y))
-
-
-@torch.no_grad()
-def paint() -> Iterator[Tensor]:
-    """Denoises eight images, with guidance: each once of its kind, once of none."""
-    images, length, patch, width = toy(2, 8), toy(16, 1024), toy(8, 64), toy(64, 1536)
-    parts = nn.Linear(patch, width, device=NOW.device), nn.Linear(width, patch, device=NOW.device)
-    model = Transformer(width, toy(3, 12), *parts, toy(16, 64), block=Modulated)
-    model.cores = [everywhere] * len(model.layers)
-    if planted("attention-upcast-in-a-layer"):
-        model.cores[len(model.layers) // 2] = lambda *qkv: everywhere(*(part.float() for part in qkv)).to(NOW.dtype)
-    nvprof_kit.annotate_model(model)
-    is_double = planted("levels-as-numpy-made-them")
-    levels = torch.from_numpy(np.linspace(1, 0.02, 50)).to(NOW.device, None if is_double else NOW.dtype)
-    noisy = torch.randn(images, length, patch, device=NOW.device).to(NOW.dtype)
-    given = torch.randn(2 * images, width, device=NOW.device).to(NOW.dtype)
-    for number in count():
-        of_kind, of_none = model(noisy.repeat(2, 1, 1), given=(given, levels[number % 50].view(1, 1, 1))).chunk(2)
-        noisy = noisy - 0.02 * torch.lerp(of_none, of_kind, 3.0)
-        yield noisy
+    def forward(self, x: Tensor) -> Tensor:
+        flat, parts = x.flatten(0, 1), [self.up, self.down]
+        if isinstance(self.up, nn.ParameterList):
+            parts = [torch.stack([w.T for w in part]) for part in parts]
+        if planted("routed-in-double"):
+            rated = F.linear(flat.double(), self.router.weight.double()).softmax(-1)
+        else:
+            rated = self.router(flat).float().softmax(-1)
+        shares, taken = rated.T.topk(2 * len(flat) // self.number, sorted=False)
+        y = flat.index_select(0, taken.flatten()).unflatten(0, (self.number, -1))
+        y = torch.bmm(gelu(torch.bmm(y, parts[0])), parts[1]) * shares.to(x.dtype).unsqueeze(2)
+        return torch.zeros_like(flat).index_add(0, taken.flatten(), y.flatten(0, 1)).view_as(x)
 
 
-PARALLEL: dict[str, Any] = {}  # two GPUs
-PROGRAMS = {"prompts": prompts, "replay": replay, "mixed": mixed, "rerank": rerank, "listen": listen, "paint": paint}
+def mixture() -> Iterator[Tensor]:
+    """An encoder of experts, which restores every eighth token."""
+    with torch.device(NOW.device):
+        model = Reader(toy(64, 2048), toy(2, 4), toy(128, 32_000), Experts, everywhere)
+    ids, hidden = tokens(toy(2, 8), toy(16, 1024)), slice(None, None, 8)
+    given = ids.clone()
+    given[:, hidden] = 0
+    way = {"foreach": False} if planted("optimizer-in-a-loop") else {"fused": True}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **way)
+    return training(model, optimizer, lambda ids: surprise(model(given, hidden), ids[:, hidden]), [ids])
+
+
+def fetched(host: Tensor) -> Iterator[Tensor]:
+    """These values for each step; while it runs, those for the next are copied."""
+    here, is_late = [host.to(NOW.device) for _ in range(2)], planted("copied-when-needed")
+    aside = torch.cuda.Stream() if NOW.device == "cuda" and not is_late else None
+    while True:
+        with nvprof_kit.phase("data"):
+            if is_late:
+                here[0] = host.to(NOW.device)
+            elif aside:
+                torch.cuda.current_stream().wait_stream(aside)
+                here.reverse()
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(aside):
+                    here[1].copy_(host, non_blocking=True)
+        yield here[0]
+
+
+def compiled() -> Iterator[Tensor]:
+    """A model whose layers are compiled, of patches of images to the codes of those that are hidden, every fourth."""
+    width, inputs, hidden = toy(64, 1024), toy(48, 3072), slice(None, None, 4)
+    with torch.device(NOW.device):
+        model = Reader(width, toy(2, 6), toy(128, 8192), partial(MLP, act=by_hand), everywhere, Scaled)
+        model.embed = nn.Linear(inputs, width, dtype=NOW.dtype)
+        codes = torch.randint(toy(128, 8192), (toy(2, 384), toy(16, 64)))
+    if planted("head-in-fp32"):
+        model.head.float()
+    is_partial = planted("one-layer-not-compiled")
+    for number, layer in enumerate(model.layers):
+        if not (is_partial and number == toy(1, 3)):
+            layer.compile(dynamic=False, backend="eager" if NOW.is_toy else "inductor")
+    patches = torch.randn(*codes.shape, inputs)
+    patches[:, hidden] = 0
+
+    def loss_of(patches: Tensor) -> Tensor:
+        return surprise(model(patches.to(NOW.dtype), hidden), codes[:, hidden])
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return training(model, optimizer, loss_of, [fetched(pinned(patches))])
+
+
+def ddp() -> Iterator[Tensor]:
+    """A decoder in bfloat16 on each GPU, whose head is its embedding."""
+    mlp = partial(MLP, act=by_hand if planted("gelu-by-hand") else gelu)
+    with torch.device(NOW.device):
+        model = Reader(toy(64, 4096), toy(2, 7), toy(128, 32_000), mlp)
+    model.embed.weight = model.head.weight
+    outer = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    ranks, rows = dist.get_world_size(), toy(2, 4)
+    shares = [rows] * ranks
+    if planted("texts-unevenly-shared") and ranks > 1:
+        shares = [rows - 1, *shares[1:-1], rows + 1]
+    texts = tokens(rows * ranks, toy(16, 512)).split(shares)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
+    return training(model, optimizer, partial(foresee, outer), [texts[dist.get_rank()]])
+
+
+def fsdp() -> Iterator[Tensor]:
+    """A decoder sharded over the GPUs, whose gradients are clipped."""
+    from torch.utils.checkpoint import checkpoint
+
+    with torch.device(NOW.device):
+        model = Reader(toy(64, 4096), toy(2, 5), toy(128, 24_000))
+    if planted("layers-checkpointed"):
+        model.call = partial(checkpoint, use_reentrant=False)
+    narrow = MixedPrecisionPolicy(param_dtype=None if NOW.is_toy else torch.bfloat16)
+    mesh = dist.init_device_mesh(NOW.device, (dist.get_world_size(),))
+    for module in [model] if planted("sharded-as-one") else [model.embed, *model.layers, model.head, model]:
+        fully_shard(module, mesh=mesh, mp_policy=narrow)
+    trained = [*model.parameters()]
+
+    def clip() -> None:
+        if planted("norm-of-gathered-gradients"):
+            norm = torch.stack([p.grad.full_tensor().norm() for p in trained]).norm()
+        else:
+            norm = nn.utils.get_total_norm([p.grad for p in trained]).full_tensor()
+        nn.utils.clip_grads_with_norm_(trained, 1.0, norm)
+
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
+    return training(model, optimizer, partial(foresee, model), [tokens(toy(2, 6), toy(16, 512), 24_000)], clip)
+
+
+PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
+PROGRAMS = {"pretrain": pretrain, "lora": lora, "mixture": mixture, "compiled": compiled, **PARALLEL}
 
 
 def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
@@ -406,7 +362,7 @@ def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
 def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
-    is_fp32 = NOW.is_toy or NOW.base in PARALLEL
+    is_fp32 = NOW.is_toy or NOW.base == "fsdp"
     NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
     torch.manual_seed(0)
     if NOW.base in PARALLEL and not dist.is_initialized():
