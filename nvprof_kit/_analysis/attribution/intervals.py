@@ -30,6 +30,7 @@ Int64Array = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Integers = Int64Array | npt.NDArray[np.int32]
+Codes = npt.NDArray[np.integer[Any]]
 _Values = TypeVar("_Values", Int64Array, npt.NDArray[np.int8])
 
 NONE = -1
@@ -298,7 +299,7 @@ class Line:
         """Whether positions in the lanes up to this one fit in int64, with room for sums and differences."""
         return lane * self.span <= _FITS
 
-    def at(self, lane: Int64Array, time: Int64Array) -> Int64Array:
+    def at(self, lane: Codes, time: Int64Array) -> Int64Array:
         """Positions on the line of times in lanes, shape ``(n,)`` each.
 
         Raises:
@@ -308,7 +309,7 @@ class Line:
         if last := int(lane.max(initial=0)):
             if not self.fits(last):
                 raise OverflowError(f"{last + 1} lanes of {self.span} ns do not fit into 64 bits")
-            position += lane * self.span
+            position += np.multiply(lane, self.span, dtype=np.int64)
         return position
 
     def clamp(self, time: Int64Array, before: int = 0) -> Int64Array:
@@ -341,7 +342,7 @@ _BLOCK = 1 << 18
 """Intervals processed at a time, to limit memory."""
 
 
-def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: Int64Array, groups: int) -> Int64Array:
+def union_lengths(start: Int64Array, end: Int64Array, lane: Codes, group: Codes, groups: int) -> Int64Array:
     """For each group, the length of the union of its intervals, summed over lanes.
 
     Args:
@@ -355,12 +356,13 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
         Lengths in the unit of the intervals, shape ``(groups,)``.
     """
     lanes = int(lane.max(initial=0)) + 1
-    line, lane = Line.over((start,), (end,)), group * lanes + lane if groups > 1 else lane
+    line, lane = Line.over((start,), (end,)), group.astype(np.int64) * lanes + lane if groups > 1 else lane
     if not line.fits(int(lane.max(initial=0))):
         lane = np.unique(lane, return_inverse=True)[1]  # number only the lanes that occur
     starts = line.at(lane, start)
     order = np.argsort(starts, kind="stable")
-    starts, finishes = starts[order], line.at(lane, end)[order]
+    starts = starts[order]  # and only then the other
+    finishes = line.at(lane, end)[order]
     # in place, to limit memory: from where the intervals before reach, to the end
     np.maximum(starts[1:], np.maximum.accumulate(finishes)[:-1], out=starts[1:])
     finishes -= starts
@@ -370,7 +372,7 @@ def union_lengths(start: Int64Array, end: Int64Array, lane: Int64Array, group: I
     return exact_sums(group[order], finishes, groups)
 
 
-def exact_sums(group: npt.NDArray[np.integer[Any]], values: Int64Array, groups: int) -> Int64Array:
+def exact_sums(group: Codes, values: Int64Array, groups: int) -> Int64Array:
     """Sums of integers by group, exact up to 2**53 per group (104 days in ns); groups from `groups` on are left out."""
     sums = np.zeros(groups, dtype=np.int64)
     size = max(1 << 16, groups)  # NumPy copies what it sums: a block's copy stays in the CPU cache
@@ -401,7 +403,7 @@ def sums_by(keys: Sequence[Integers], values: Iterable[Int64Array]) -> tuple[lis
     return rows, [exact_sums(group, value, len(rows[0])) for value in values]
 
 
-def joined(keys: Sequence[npt.NDArray[np.integer[Any]]]) -> Int64Array | None:
+def joined(keys: Sequence[Codes]) -> Int64Array | None:
     """One integer per row that sorts like the keys; None if it would overflow."""
     lows = [int(key.min(initial=0)) for key in keys]
     sizes = [int(key.max(initial=0)) - low + 1 for key, low in zip(keys, lows, strict=True)]
@@ -444,8 +446,7 @@ class Cover:
     """
 
     def __init__(self, lane: Int64Array, start: Int64Array, end: Int64Array) -> None:
-        self._lanes, code = distinct(lane)
-        lane_number = code.astype(np.int64) if len(self._lanes) > 1 else np.broadcast_to(np.int64(0), len(code))
+        self._lanes, lane_number = distinct(lane)
         self._line = Line.over((start,), (end,))
         starts = self._line.at(lane_number, start)
         self._order = np.argsort(starts, kind="stable")

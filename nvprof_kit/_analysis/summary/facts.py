@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.attribution.attribution import Operations
@@ -17,7 +18,11 @@ from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Cover, Int64
 from nvprof_kit._analysis.attribution.ranges import Elsewhere
 from nvprof_kit._analysis.attribution.steps import StepChoice, StepOptions, Windows, choose_steps, step_windows
 from nvprof_kit._analysis.breakdown.devices import STATES, activity
-from nvprof_kit._analysis.breakdown.host import HostCalls
+from nvprof_kit._analysis.breakdown.host import HostCalls, host_of
+from nvprof_kit._trace.joins import distinct
+
+_BLOCK = 1 << 18
+"""Calls processed at a time, to limit memory."""
 
 
 class Facts(Operations):
@@ -55,7 +60,7 @@ class Facts(Operations):
     @cached_property
     def host(self) -> HostCalls:
         """The activity of the host threads."""
-        return HostCalls(self.trace)
+        return host_of(self)
 
     @cached_property
     def gpu_ns(self) -> pd.Series[int]:
@@ -67,8 +72,8 @@ class Facts(Operations):
     def included(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Those of some rows whose step instance is included."""
         is_included = np.append(self.choice.shown, self.choice.is_whole)[rows["step"].to_numpy()]
-        included: pd.DataFrame = rows[is_included] if self.by_step else rows[is_included].assign(step=0)
-        return included
+        included: pd.DataFrame = rows if is_included.all() else rows[is_included]
+        return included if self.by_step else included.assign(step=0)
 
     def ops(self, rows: Int64Array) -> pd.DataFrame:
         """One row per operation: step, duration of the launching call, own duration."""
@@ -80,18 +85,20 @@ class Facts(Operations):
         step = self.attribution.step[rows].astype(np.int64) if self.by_step else 0
         return pd.DataFrame({"step": step, "cpu": launch_ns, "gpu": self.duration[rows]})
 
-    def step_of_calls(self, calls: Int64Array) -> Int64Array:
+    def step_of_calls(self, calls: Int64Array) -> npt.NDArray[np.int32]:
         """The step instance of each given host call: on its thread, else on the one other thread of its process that is
         in a step; -1 if there is none.
         """
         ranges, host = self.attribution.ranges, self.host
-        pid, tid, start = host.pid[calls], host.tid[calls], host.start[calls]
-        step = ranges.step_at(ranges.nesting.innermost(tid, start))
-        unattributed = np.flatnonzero(step == NONE)
-        steps_elsewhere = Elsewhere(ranges, ranges.step >= 0)
-        enclosing = steps_elsewhere.open_at(pid[unattributed], tid[unattributed], start[unattributed])
-        step[unattributed] = np.append(ranges.step, NONE)[enclosing]
-        return step
+        steps, steps_elsewhere = np.full(len(calls), NONE, dtype=np.int32), Elsewhere(ranges, ranges.step >= 0)
+        for block in (slice(low, low + _BLOCK) for low in range(0, len(calls), _BLOCK)):
+            pid, tid, start = (column[calls[block]] for column in (host.pid, host.tid, host.start))
+            step = ranges.step_at(ranges.nesting.innermost(tid, start))
+            unattributed = np.flatnonzero(step == NONE)
+            enclosing = steps_elsewhere.open_at(pid[unattributed], tid[unattributed], start[unattributed])
+            step[unattributed] = np.append(ranges.step, NONE)[enclosing]
+            steps[block] = step
+        return steps
 
     @cached_property
     def states(self) -> pd.DataFrame:
@@ -111,22 +118,21 @@ class Facts(Operations):
         return self.included(frame).groupby(["step", "process", "device"], as_index=False).sum()
 
     def busy(self, intervals: pd.DataFrame, length: str, **names: str) -> pd.DataFrame:
-        """How many included intervals there are, and the length of their union.
+        """How many intervals there are, and the length of their union.
 
         Args:
-            intervals: Columns ``step``, ``start``, ``end`` and ``lane``, and ``is_call`` where not each counts.
+            intervals: Columns ``step``, ``start``, ``end`` and ``lane``, and ``is_call`` where not each counts; those
+                `included`.
             length: The column for the length.
             names: Further columns of the result.
 
         Returns:
             A row for each step: ``step``, ``calls``, the length.
         """
-        intervals = self.included(intervals)
-        start, end, step = (intervals[name].to_numpy(dtype=np.int64) for name in ("start", "end", "step"))
-        steps, group = np.unique(step, return_inverse=True)
-        lane = pd.factorize(intervals["lane"])[0]
-        is_call = intervals["is_call"] if "is_call" in intervals else np.ones(len(intervals))
-        calls = np.bincount(group, weights=is_call, minlength=len(steps)).astype(np.int64)
+        start, end, step, lane = (intervals[name].to_numpy(dtype=np.int64) for name in ("start", "end", "step", "lane"))
+        (steps, group), lane = distinct(step), distinct(lane)[1]
+        is_call = intervals["is_call"].to_numpy(dtype=bool) if "is_call" in intervals else slice(None)
+        calls = np.bincount(group[is_call], minlength=len(steps))
         length_ns = union_lengths(start, end, lane, group, len(steps)) if len(steps) else group
         return pd.DataFrame({"step": steps, "calls": calls, length: length_ns, **names})
 
@@ -134,15 +140,14 @@ class Facts(Operations):
         """The same of host threads, with columns ``pid`` and ``lane``, as ``cpu_total_ns``; and as ``in_wall_ns`` how
         much of these intervals lies in the wall time of the included steps (of the step) on each device of the process.
         """
-        table, windows = self.busy(intervals, "cpu_total_ns", **names), self.windows
-        included = self.included(intervals)
+        included, windows = self.included(intervals), self.windows
         pid = np.array([device.pid for device in windows.devices])[windows.device]
         wall = {"pid": pid, "step": windows.instance, "start": windows.start, "end": windows.end}
         is_first = ~included["lane"].duplicated()
         lanes = included.loc[is_first, ["pid", "lane"]].merge(self.included(pd.DataFrame(wall)), on="pid")
-        edges = [included.pop(name).to_numpy(dtype=np.int64) for name in ("lane", "start", "end")]
-        del included  # of many calls, much memory
-        cover = Cover(*edges)
+        included = included.drop(columns="pid")  # of many calls, much memory
+        table = self.busy(included, "cpu_total_ns", **names)
+        cover = Cover(*(included.pop(name).to_numpy(dtype=np.int64) for name in ("lane", "start", "end")))
         lanes["in_wall_ns"] = cover.inside(*(lanes[name].to_numpy() for name in ("lane", "start", "end")))
         in_wall = lanes.groupby("step", as_index=False)["in_wall_ns"].sum()
         return table.merge(in_wall, on="step", how="left")
@@ -152,7 +157,7 @@ class Facts(Operations):
         intervals = self.trace.ops[["start_ns", "end_ns"]].iloc[ops].set_axis(["start", "end"], axis=1)
         step, is_call = self.attribution.step[ops].astype(np.int64), begins(self.trace.ops)[ops]
         intervals = intervals.assign(lane=self.windows.of_op[ops], step=step, is_call=is_call)
-        return self.busy(intervals, "gpu_total_ns", **names)
+        return self.busy(self.included(intervals), "gpu_total_ns", **names)
 
     def with_ratios(self, tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
         """The named columns of some tables, and CPU and GPU time with their shares of the wall time of all devices (in

@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, Nesting, exact_sums, nest, whole_calls
+from nvprof_kit._analysis.attribution.intervals import (
+    NONE,
+    Int64Array,
+    Nesting,
+    as_slice,
+    exact_sums,
+    nest,
+    whole_calls,
+)
 from nvprof_kit._analysis.attribution.ranges import Elsewhere, steps_around
 from nvprof_kit._analysis.layers.sums import inside_its_like
 from nvprof_kit._analysis.summary.facts import Facts
@@ -81,10 +89,13 @@ def overview(facts: Facts) -> pd.DataFrame:
     of_calls = {"CUDA API": ~(host.overhead | host.operator | host.system), "profiler": host.overhead}
     tables = [facts.busy_ops(np.flatnonzero(is_event), event=name) for name, is_event in of_ops.items()]
     for name, is_event in of_calls.items():
+        facts.return_memory()
         calls = np.flatnonzero(is_event[:-1])
         columns = {"pid": host.pid, "lane": host.tid, "start": host.start, "end": host.end}
-        intervals = pd.DataFrame({key: values[calls] for key, values in columns.items()})
-        tables.append(facts.busy_host(intervals.assign(step=facts.step_of_calls(calls)), event=name))
+        columns = {key: values[as_slice(calls)] for key, values in columns.items()}
+        intervals = pd.DataFrame({**columns, "step": facts.step_of_calls(calls)}, copy=False)
+        del calls, columns  # of large captures, much memory
+        tables.append(facts.busy_host(intervals, event=name))
     return facts.with_ratios(tables, ["event", "calls"])
 
 
