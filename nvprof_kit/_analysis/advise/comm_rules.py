@@ -5,26 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from nvprof_kit._analysis.advise.findings import share
 from nvprof_kit._analysis.advise.program import Program, at, largest
-from nvprof_kit._analysis.advise.replay import matching
+from nvprof_kit._analysis.advise.replay import SLOWS, matching
 from nvprof_kit._findings import Finding
 from nvprof_kit.names import LAYER_PHASES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _REDUCTIONS, _GATHERS = re.compile("AllReduce|ReduceScatter"), re.compile("AllGather")
 _BUFFERS = re.compile("split_with_sizes_copy|chunk_cat|multi_tensor_apply")
 """Kernels that FSDP runs in forward and backward passes to fill and empty the buffers of its collectives."""
 SEVERAL_PASSES = 1.5
 EXPOSED_SHARE, IN_TURNS_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.05
-SLOWS = 0.3
-"""Computation takes longer by this part of the time that collectives run beside it: on two H200s by 0.24 with FSDP, by
-0.32 to 0.41 with DDP.
-"""
 
 
 def exposed_collectives(program: Program) -> Iterator[Finding]:
@@ -69,8 +64,8 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         saves -= round(SLOWS * alone_ns)
     if passes >= SEVERAL_PASSES:
         buffers = kernels[matching(kernels["phase"], LAYER_PHASES) & matching(kernels["name"], _BUFFERS)]
-        saves = round((alone_ns + SLOWS * (comm_ns - exposed_ns)) * (1 - 1 / passes))
-        saves += program.without_ns(buffers, 1 / passes, 1 / passes)
+        saves = program.without_ns(pd.concat([collectives, buffers]), 1 / passes, 1 / passes)
+        saves += round((SLOWS * (comm_ns - exposed_ns) - waiting_ns) * (1 - 1 / passes))
         cases.append("exposed-collectives:passes")
         evidence += f"; {passes:.1f} times in a step the same gradients are reduced or shards gathered"
         evidence += "; with what they slow beside them" + ", and copies into their buffers and out" * bool(len(buffers))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.advise.comm_rules import SEVERAL_PASSES, SLOWS
+from nvprof_kit._analysis.advise.comm_rules import SEVERAL_PASSES
 from nvprof_kit._analysis.advise.findings import share, size
 from nvprof_kit._analysis.advise.program import (
     BLOCK,
@@ -29,7 +29,7 @@ from nvprof_kit._analysis.advise.program import (
     placed,
     smallest_side,
 )
-from nvprof_kit._analysis.advise.replay import READS, matching
+from nvprof_kit._analysis.advise.replay import READS, SLOWS, matching
 from nvprof_kit._analysis.attribution.intervals import Cover, as_slice, exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels

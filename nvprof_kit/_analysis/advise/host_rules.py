@@ -225,10 +225,11 @@ def sync(program: Program) -> Iterator[Finding]:
 
     Saves: By how much the steps are shorter without them, both without the profiler: the calls and operations are run
     again by what they wait for, each call without what tracing adds, and the host as fast as one where a traced
-    launch can take 5 µs, as one of ten does. Of a loop, and of many places, what computes the numbers is left out too:
-    light kernels that run alike before nine of ten of the waits, up to the copy to the host. Of anomaly detection, the
-    late launches of the forward pass are left out too. What else a loop launches, in layers also in their backward
-    pass, is launched once for all turns.
+    launch can take 5 µs, as one of ten does; what computes beside communication counts, but for 30 % of that
+    time, by which the communication then slows something else. Of a loop, and of many places, what computes the numbers
+    is left out too: light kernels that run alike before nine of ten of the waits, up to the copy to the host. Of
+    anomaly detection, the late launches of the forward pass are left out too. What else a loop launches, in layers also
+    in their backward pass, is launched once for all turns.
     """
     gaps, waits, launches = program.times.gaps, program.waits, program.waiting_launches
     equal_layers = waits.groupby([kinds(waits["layer"]), "phase", "by_call"], sort=False)

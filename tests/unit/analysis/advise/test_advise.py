@@ -584,6 +584,13 @@ def test_of_gradients_reduced_in_two_backward_passes_those_of_one_are_saved(file
     assert finding.saves_ns == 20_000 and "no_sync" in finding.fix
 
 
+def test_what_computes_beside_a_collective_counts_but_what_that_would_slow_else(file):
+    recompute(file, bad=True)
+    file.kernel(45_000, 70_000, launched=(300, 310), name=NCCL, stream=9)
+    (finding,) = of_rule("recompute", file.write())
+    assert finding.saves_ns == 40_000 - 0.3 * 20_000
+
+
 def test_all_reduces_of_serving_are_not_ddps(file):
     step(file)
     for number in range(4):
