@@ -16,6 +16,7 @@ from nvprof_kit._analysis.advise.program import (
     CHAIN_LENGTH,
     DOUBLE,
     FEW_TOKENS_NS,
+    FUSED,
     LARGE_TILE,
     MANY_PARAMETERS,
     POINTWISE,
@@ -534,13 +535,20 @@ def recompute(program: Program) -> Iterator[Finding]:
 def outlier_layers(program: Program) -> Iterator[Finding]:
     """Of four or more layers that differ only in their number, one computes 1.2 times the median and five median
     deviations more, even without 30 % of the time that collectives run beside it; all parts and phases of a block are
-    one finding. If it is one part of the first or last block, the confidence is `low`: it may hold what runs before or
-    after the blocks.
+    one finding. Blocks count as a whole where torch.compile fused most of them, but not all. If it is one part
+    of the first or last block, the confidence is `low`: it may hold what runs before or after the blocks.
 
     Saves: What it computes above it.
     """
-    # a collective's time includes waiting for other ranks
     kernels = program.kernels
+    fused = kernels["layer"][matching(kernels["name"], FUSED)].unique()
+    blocks = kernels[["block_kind", "block"]][kernels["block"] != ""].drop_duplicates()
+    compiled = blocks["block"].isin(fused).groupby(blocks["block_kind"], observed=True).agg(["sum", "size"])
+    partly = compiled.index[(2 * compiled["sum"] > compiled["size"]) & (compiled["sum"] < compiled["size"])]
+    if len(partly):
+        whole = matching(kernels["block_kind"], {*partly}) & (kernels["block"] != "")
+        kernels = kernels.assign(layer=kernels["layer"].astype(str).mask(whole, kernels["block"].astype(str)))
+    # a collective's time includes waiting for other ranks
     is_of_layer = (kernels["kernel_class"] != "comm") & (kernels["layer"] != NO_LAYER)
     is_of_layer &= matching(kernels["phase"], LAYER_PHASES)
     place, index = placed(kernels)
