@@ -594,7 +594,7 @@ def test_what_computes_beside_a_collective_counts_but_what_that_would_slow_else(
 def test_a_block_that_torch_compile_left_out_counts_as_a_whole(file):
     blocks = [[(f"layers.{number}", [("triton_poi_fused", 4_000 + number)])] for number in range(5)]
     blocks[3] = [("layers.3.norm", [("nvjet", 1_000)]), ("layers.3.mlp", [("nvjet", 8_000)])]
-    back_to_back(file, *sum(blocks, []))
+    back_to_back(file, *(part for block in blocks for part in block))
     (finding,) = of_rule("outlier-layer", file.write())
     assert (finding.layer, finding.saves_ns) == ("layers.3", 9_000 - 4_002)
 
