@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.advise import comm_rules, gpu_rules, host_rules, metric_rules
-from nvprof_kit._analysis.advise.program import Program
+from nvprof_kit._analysis.advise.findings import share
+from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program
+from nvprof_kit._analysis.advise.replay import matching
 from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions
 from nvprof_kit._findings import Finding
@@ -25,6 +28,9 @@ from nvprof_kit.issues import Issue
 if TYPE_CHECKING:
     from nvprof_kit._analysis.breakdown.breakdown import Breakdown
     from nvprof_kit._analysis.flops.flops import Flops
+
+THROTTLED = 0.02
+"""At the limit of its power a GPU takes so much longer for equal work, or more; its clock varies less otherwise."""
 
 LOW = 0.5
 """What a saving of low confidence counts for in the order of the findings."""
@@ -67,6 +73,7 @@ RULES: Mapping[str, Rule] = {
 """The rules that need only a capture, by their names in `nvprof_kit._findings.RULES`."""
 
 _OF_HOST = ("launch", "host-busy", "sync", "allocation", "loading", "gc", "unstable-step")
+_OF_IDLE = (*_OF_HOST, "slow-host-layer", "dataloader", "copies")
 
 COLUMNS: Columns = read_columns("nvprof_kit._analysis.advise", "advise")
 """The columns of `Advice.rows`."""
@@ -139,14 +146,13 @@ def advise(
         )
     waited_ns = slowest.saves_ns if slowest is not None else 0
     program = Program(operations, steps, times=times, waited_ns=waited_ns, limits=limits)
-    findings = _merged(
-        [
-            finding
-            for rule in RULES.values()
-            for finding in rule.look(program)
-            if finding.saves_ns >= rule.min_share * program.wall_ns
-        ]
-    )
+    findings = [
+        finding
+        for rule in RULES.values()
+        for finding in rule.look(program)
+        if finding.saves_ns >= rule.min_share * program.wall_ns
+    ]
+    findings = _merged(_within_power(program, findings))
     doubt, doubted = "", [*_OF_HOST]
     if program.captures_in_steps:
         doubt = "a CUDA graph is captured in these steps, which happens once: capture later steps to know"
@@ -173,6 +179,29 @@ def advise(
         warnings=program.times.warnings,
         info=trace.info,
     )
+
+
+def _within_power(program: Program, findings: list[Finding]) -> list[Finding]:
+    """The findings; those of idle time save less if the GPU is at the limit of its power: if the matrix products and
+    attention of each step of the later half take longer than those of the first two, before which it rests. Power grows
+    with the square of the clock, so the product of the step's time and that of its work stays the same.
+    """
+    is_heavy = matching(program.ops["kernel_class"], ("gemm", "attention"))
+    of_steps = program.ops["ns"][is_heavy].groupby(program.ops["step"][is_heavy])
+    ns = of_steps.sum().to_numpy()
+    first, later = ns[:2], ns[len(ns) // 2 :]
+    if len(ns) < STEPS_TO_JUDGE or of_steps.size().nunique() > 1 or later.min() < first.max():
+        return findings
+    if (longer := float(np.median(later) / first.min()) - 1) < THROTTLED:
+        return findings
+    left = 1 / (1 + program.steps["compute_ns"].sum() / program.wall_ns)
+    note = "saved: the GPU is at the limit of its power, and clocks lower if it rests less, as equal work takes "
+    note += f"{share(longer, 1)} longer in later steps than in the first"
+    for row, finding in enumerate(findings):
+        if finding.rule in _OF_IDLE:
+            evidence = f"{finding.evidence}; {program.ms(left * finding.saves_ns)} of that is {note}"
+            findings[row] = replace(finding, evidence=evidence, saves_ns=round(left * finding.saves_ns))
+    return findings
 
 
 def _merged(findings: list[Finding]) -> list[Finding]:
