@@ -234,8 +234,9 @@ def annotate_model(
             except AttributeError:
                 raise UsageError.of("no-module", method=method, model=type(model).__name__, path=path) from None
             handle.hold(instrument_method(module, name))
-        if optimizer is not None:
-            handle.hold(annotate_optimizer(optimizer))
+        several = optimizer if type(optimizer) in (list, tuple) else (optimizer,) * (optimizer is not None)
+        for one in several:
+            handle.hold(annotate_optimizer(one))
         if dataloader is not None:
             handle.dataloader = annotate_dataloader(dataloader)
     except BaseException:

@@ -212,6 +212,8 @@ class annotate_optimizer(Annotation):
     """
 
     def __init__(self, optimizer: Any) -> None:
+        if type(optimizer) in (list, tuple):
+            raise UsageError.of("several-optimizers", kind=type(optimizer).__name__)
         innermost(optimizer)  # raises for what is no optimizer
         replace_in_notebook(optimizer)
         super().__init__(optimizer)

@@ -69,6 +69,12 @@ def test_optimizer(sink):
     handle.remove()
     optimizer.step()
     assert sink.lines == ["optimizer"]
+    model, both = torch.nn.Linear(1, 1), [optimizer, torch.optim.SGD([weight], lr=0.1)]
+    with pytest.raises(UsageError, match="one optimizer, not a list of them; call it for each"):
+        annotate_optimizer(both)
+    with annotate_model(model, optimizer=both, steps=False):
+        both[1].step()
+    assert sink.lines == ["optimizer"] * 2
 
 
 class Wrapper:
