@@ -226,6 +226,7 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     parts = np.where(is_part, _parts(ops, chains["run"]), -1), np.where(is_outlier, ops["block"].cat.codes, -1)
     group = distinct_rows(*(codes.astype(np.int64) for codes in parts))[1]
     del place, ops, is_outlier, parts  # of large captures, much memory
+    program.return_memory()
     for number in range(int(group.max(initial=-1)) + 1):
         rows = as_slice(np.flatnonzero(group == number))
         same = program.ops[["ns"] if program.replays else _OF_CHAINS].iloc[chains["row"].iloc[rows]]

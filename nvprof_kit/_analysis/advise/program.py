@@ -474,7 +474,7 @@ class Program(Operations):
         all_ns, is_fused = ops["ns"].to_numpy(), matching(ops["name"], FUSED)
         passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / all_ns.clip(min=SHORT_NS))
         ns, longest_ns = np.where(is_pass, 0, all_ns), np.zeros(len(turns))
-        np.maximum.at(longest_ns, run, ns)
+        np.maximum.at(longest_ns, run, ns.astype(float))  # of two types it takes eight times as long
         np.maximum(longest_ns, np.bincount(run, np.where(is_fused, ns, 0), len(turns)), out=longest_ns)
         part = longest_ns / np.bincount(run, ns, len(turns)).clip(min=1)
         left = np.where(is_pass, 0, np.minimum(passes * part[run], 1))
@@ -697,11 +697,11 @@ class Program(Operations):
 
     def with_launches(self, ops: pd.DataFrame, saves: float) -> str:
         """What to add to evidence that names the time of operations, if the steps are shorter by more or less."""
-        if saves < WORTH_A_NOTE * self.busy_ns(ops):
+        if saves < WORTH_A_NOTE * (busy_ns := self.busy_ns(ops)):
             return "; not all of that is saved: what replaces them takes time too, or the GPU then waits for the host"
         text = f"; with their launches {self.shorter(saves)}"
         text += ", on a host that the recording of Python's stacks slows" * self.has_stacks
-        return text * bool(saves > self.busy_ns(ops))
+        return text * bool(saves > busy_ns)
 
     def at_most_ns(self, ops: pd.DataFrame) -> float:
         """An upper estimate of what removing these operations saves: their time, and twice their part of the waits for

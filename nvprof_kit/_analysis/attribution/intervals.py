@@ -223,7 +223,7 @@ def _changes(
     return times[by_time], owner[by_time]
 
 
-def moments_of(positions: Int64Array, owners: Sequence[Integers]) -> tuple[Int64Array, list[npt.NDArray[Any]]]:
+def moments_of(positions: Int64Array, owners: Sequence[Integers]) -> tuple[Int64Array, list[Int64Array]]:
     """The distinct positions, ascending, and the innermost range of each nesting from each of them on, with `NONE`
     appended for what is before them.
 
@@ -233,13 +233,12 @@ def moments_of(positions: Int64Array, owners: Sequence[Integers]) -> tuple[Int64
     """
     order = np.argsort(positions, kind="stable")  # of sorted columns one behind the other, quick
     change, (*edges, _) = positions[order], np.cumsum([0, *map(len, owners)])
-    of_nesting = [(order >= low) & (order < low + len(owner)) for low, owner in zip(edges, owners, strict=True)]
-    del order  # to limit memory
     last = as_slice(np.flatnonzero(np.append(change[1:] != change[:-1], True)[: len(change)]))
     innermost = []
-    for is_change, owner in zip(of_nesting, owners, strict=True):
-        count = np.cumsum(is_change)[last]
-        innermost.append(np.append(np.append(owner, NONE)[count - 1], NONE))
+    for low, owner in zip(edges, owners, strict=True):
+        rows = np.flatnonzero((order >= low) & (order < low + len(owner)))
+        since = np.append(np.int64(NONE), owner).repeat(np.diff(rows, prepend=0, append=len(order)))
+        innermost.append(np.append(since[last], NONE))
     return change[last], innermost
 
 
