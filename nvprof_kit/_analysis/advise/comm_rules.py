@@ -13,7 +13,7 @@ from nvprof_kit._analysis.advise.findings import share
 from nvprof_kit._analysis.advise.program import Program, at, largest
 from nvprof_kit._analysis.advise.replay import SLOWS, matching
 from nvprof_kit._findings import Finding
-from nvprof_kit.names import LAYER_PHASES
+from nvprof_kit.names import LAYER_PHASES, NO_LAYER
 
 _REDUCTIONS, _GATHERS = re.compile("AllReduce|ReduceScatter"), re.compile("AllGather")
 _BUFFERS = re.compile("split_with_sizes_copy|chunk_cat|multi_tensor_apply")
@@ -25,7 +25,8 @@ EXPOSED_SHARE, IN_TURNS_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.
 def exposed_collectives(program: Program) -> Iterator[Finding]:
     """Communication beside which nothing computes, without what may be waiting, is 5 % or more, or is 2 % and hardly
     any is hidden; says whether it runs on the stream that computes, and in serving whether it is the all-reduce of
-    tensor parallelism.
+    tensor parallelism. In training, what is gathered outside layers and their passes for 2 % or more is a finding of
+    its own.
 
     Saves: That time; in training, where hardly any is hidden, without the 30 % by which it then slows what computes
     beside it; where gradients are reduced or shards gathered in several passes of a step, what all but one take so, and
@@ -35,6 +36,16 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     comm_ns, exposed_ns = int(steps["comm_ns"].sum()), int(steps["exposed_comm_ns"].sum())
     waiting_ns = min(_waiting_ns(program) + program.waited_ns, exposed_ns)
     alone_ns, moving_ns = exposed_ns - waiting_ns, max(comm_ns - waiting_ns, 1)
+    is_outside = (rows["layer"] == NO_LAYER) & ~rows["phase"].isin(LAYER_PHASES) & (program.mode == "training")
+    gathers = rows[is_outside & rows["collective"].isin(("AllGather", "Broadcast"))]
+    gathers_ns = int((gathers["exposed_ns"] - gathers["waiting_ns"]).sum())
+    if gathers_ns >= IN_TURNS_SHARE * program.wall_ns:
+        rows, alone_ns, moving_ns = rows.drop(gathers.index), alone_ns - gathers_ns, max(moving_ns - gathers_ns, 1)
+        evidence = f"{program.of_wall(gathers_ns)} in {program.number(gathers['ops'].sum(), 'gather')} outside layers, "
+        evidence += f"beside which nothing computes; most in {gathers['collective'].iloc[0]} of {NO_LAYER} "
+        evidence += f"{gathers['phase'].iloc[0]}: {program.ms(gathers['exposed_ns'].iloc[0])}"
+        ops = _collectives(program, gathers.iloc[0])
+        yield program.finding_in_ops("exposed-collectives:outside", evidence, ops, saves=gathers_ns)
     in_turns = alone_ns >= IN_TURNS_SHARE * program.wall_ns and alone_ns >= (1 - HIDDEN_SHARE) * moving_ns
     if not len(rows) or not (in_turns or alone_ns >= EXPOSED_SHARE * program.wall_ns):
         return
@@ -67,9 +78,10 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         saves = program.without_ns(pd.concat([collectives, buffers]), 1 / passes, 1 / passes)
         saves += round((SLOWS * (comm_ns - exposed_ns) - waiting_ns) * (1 - 1 / passes))
         cases.append("exposed-collectives:passes")
-        evidence += f"; {passes:.1f} times in a step the same gradients are reduced or shards gathered"
-        evidence += "; with what they slow beside them" + ", and copies into their buffers and out" * bool(len(buffers))
-        evidence += f", {program.shorter(saves)}"
+        evidence += (
+            f"; {passes:.1f} times in a step the same gradients are reduced or shards gathered; with what they slow "
+            f"beside them{', and copies into their buffers and out' * bool(len(buffers))}, {program.shorter(saves)}"
+        )
     if program.mode != "training":
         cases.append("exposed-collectives:serving")
         if str(worst["collective"]).lower() == "allreduce":

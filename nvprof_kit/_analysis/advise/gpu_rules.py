@@ -491,10 +491,9 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
     kernels = kernels[is_single & (kernels["phase"] == "optimizer")]
     if not len(kernels) or len(kernels) < OPTIMIZER_KERNELS * program.parts:
         return
-    part = np.where(matching(kernels["name"], _16_BITS), FUSED_ADAM_16, FUSED_ADAM)
-    part = part if matching(kernels["name"], _ADAM).any() else np.maximum(part, FUSED_SGD)
-    least_ns = min(kernels["ns"].min(), SHORT_NS)
-    left = part * (1 - least_ns / kernels["ns"].clip(lower=least_ns))
+    fused = np.where(matching(kernels["name"], _16_BITS), FUSED_ADAM_16, FUSED_ADAM)
+    fused = np.maximum(fused, FUSED_SGD * ~matching(kernels["name"], _ADAM).any())
+    left = fused * (1 - min(kernels["ns"].min(), SHORT_NS) / kernels["ns"])
     saves = program.without_ns(kernels, left, OPTIMIZER_KERNELS / 100 / len(kernels) * program.parts)
     evidence = (
         f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
@@ -544,11 +543,10 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     kernels = program.kernels
     fused = kernels["layer"][matching(kernels["name"], FUSED)].unique()
     blocks = kernels[["block_kind", "block"]][kernels["block"] != ""].drop_duplicates()
-    compiled = blocks["block"].isin(fused).groupby(blocks["block_kind"], observed=True).agg(["sum", "size"])
-    partly = compiled.index[(2 * compiled["sum"] > compiled["size"]) & (compiled["sum"] < compiled["size"])]
-    if len(partly):
-        whole = matching(kernels["block_kind"], {*partly}) & (kernels["block"] != "")
-        kernels = kernels.assign(layer=kernels["layer"].astype(str).mask(whole, kernels["block"].astype(str)))
+    compiled = blocks["block"].isin(fused).groupby(blocks["block_kind"], observed=True).mean()
+    if len(partly := compiled.index[(compiled > 1 / 2) & (compiled < 1)]):
+        is_partly = matching(kernels["block_kind"], {*partly})
+        kernels = kernels.assign(layer=kernels["layer"].astype(str).mask(is_partly, kernels["block"].astype(str)))
     # a collective's time includes waiting for other ranks
     is_of_layer = (kernels["kernel_class"] != "comm") & (kernels["layer"] != NO_LAYER)
     is_of_layer &= matching(kernels["phase"], LAYER_PHASES)

@@ -210,11 +210,11 @@ class Replay:
         takes the time. Without it the communication would run beside something else, and slow that.
         """
         for chosen in (~is_aside, is_aside):
-            begin = np.maximum(start[chosen], np.maximum.accumulate(np.append(0, end[chosen]))[:-1])
-            busy_ns[chosen] = np.maximum(end[chosen], begin) - begin
+            since = np.maximum(start[chosen], np.maximum.accumulate(np.append(0, end[chosen]))[:-1])
+            busy_ns[chosen] = np.maximum(end[chosen], since) - since
         lane = np.zeros(len(start), dtype=np.int64)
         computing, moving = (Cover(lane[chosen], start[chosen], end[chosen]) for chosen in (~is_aside, is_comm))
-        busy_ns[is_aside] -= computing.inside(lane[is_aside], begin, np.maximum(end[is_aside], begin))
+        busy_ns[is_aside] -= computing.inside(lane[is_aside], since, np.maximum(end[is_aside], since))
         self._own_part = 1 - ~is_aside * SLOWS * moving.inside(lane, start, end) / np.maximum(end - start, 1)
 
     @cached_property

@@ -33,7 +33,9 @@ collectives of stable duration, because waiting times vary.
 """
 
 _STEADY, _RECURRING, _SOME = 1.2, 1.05, 3
-"""Maximum spread of a stable duration, of one that recurs in each step, and the minimum number of samples."""
+"""Maximum spread of a stable duration, of the median of one that recurs in each step, and the minimum number of
+samples.
+"""
 
 _MOVED = ("bytes", "exposed_bytes", "wire_bytes", "limit_ns")
 
@@ -97,24 +99,23 @@ def _excess(calls: pd.DataFrame) -> Int64Array:
     """How much longer each communication took than the fastest similar one in the capture, in ns, shape ``(n,)``.
 
     Communications of the same name and size are similar. If the size is unknown, those in the same layer and phase are
-    similar, and gathers that take as long at their place in each step, those of that place; since all of them may wait,
+    similar, and gathers that take as long at their place in most steps, those of that place; since all others may wait,
     the assumed minimum is capped at a multiple of the first decile of the name.
     """
     has_size, keys = calls["bytes"].notna(), ["name", "layer", "phase", "device"]
     place = calls.sort_values("start_ns").groupby([*keys, "step"], observed=True).cumcount()
     of_place = calls.assign(place=place).groupby([*keys, "place"], observed=True)["gpu_ns"]
-    least_ns, most_ns, steps = (of_place.transform(how) for how in ("min", "max", "size"))
-    recurs = (steps >= _SOME) & (most_ns <= _RECURRING * least_ns) & (calls["step"] >= 0)
+    least_ns, usual_ns, steps = (of_place.transform(how) for how in ("min", "median", "size"))
+    recurs = (steps >= _SOME) & (usual_ns <= _RECURRING * least_ns) & (calls["step"] >= 0)
     # others end what may take a rank longer in each step
     recurs &= calls["collective"].isin(("AllGather", "Broadcast"))
     calls = calls.assign(**{owner: calls[owner].cat.codes.where(~has_size, -1) for owner in ("layer", "phase")})
     groups = calls.groupby(["name", "bytes", "layer", "phase"], dropna=False)["gpu_ns"]
     fastest_ns, slowest_ns, group_size = (groups.transform(how) for how in ("min", "max", "size"))
-    steady = recurs | (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)
+    steady = (group_size >= _SOME) & (slowest_ns <= _STEADY * fastest_ns)
     fast = calls.groupby("name")["gpu_ns"].transform(lambda ns: ns.quantile(0.1))
-    similar_ns = fastest_ns.where(~recurs, least_ns)
-    capped_ns = np.minimum(similar_ns, fast * np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)).astype(np.int64)
-    return (calls["gpu_ns"] - fastest_ns.where(has_size, capped_ns)).to_numpy()
+    capped_ns = np.minimum(fastest_ns, fast * np.where(steady, _UNEQUAL_STEADY, _UNEQUAL)).astype(np.int64)
+    return (calls["gpu_ns"] - fastest_ns.where(has_size, np.where(recurs, least_ns, capped_ns))).to_numpy()
 
 
 def copy_table(

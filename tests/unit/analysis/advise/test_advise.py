@@ -599,6 +599,17 @@ def test_a_block_that_torch_compile_left_out_counts_as_a_whole(file):
     assert (finding.layer, finding.saves_ns) == ("layers.3", 9_000 - 4_002)
 
 
+def test_what_is_gathered_outside_layers_is_a_finding_of_its_own(file):
+    file.range_("step 0", 0, 100_000, category="step", payload=0)
+    file.range_("layers.0 backward", 0, 500, category="backward")
+    file.range_("clip", 1_000, 1_500, category="phase")
+    file.kernel(2_000, 50_000, launched=(100, 200), name="nvjet")
+    file.kernel(50_000, 80_000, launched=(1_100, 1_200), name="ncclDevKernel_AllGather_RING_LL")
+    (finding,) = of_rule("exposed-collectives", file.write())
+    assert (finding.layer, finding.phase, finding.saves_ns) == ("(none)", "clip", 30_000)
+    assert "full_tensor()" in finding.fix
+
+
 def test_all_reduces_of_serving_are_not_ddps(file):
     step(file)
     for number in range(4):
