@@ -55,14 +55,13 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     if not len(rows) or not (in_turns or alone_ns >= EXPOSED_SHARE * program.wall_ns):
         return
     worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
-    moved = ""
-    if str(worst["bytes"]) not in ("<NA>", "nan"):
-        moved = f", {worst['bytes'] / 1e6:,.1f} MB at {worst['algorithm_gb_per_s']:,.1f} GB/s"
     evidence = (
         f"{program.of_wall(alone_ns)} the GPU moves data between ranks and computes nothing; most in "
         f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} of "
-        f"{program.ms(worst['gpu_ns'])} exposed{moved}"
+        f"{program.ms(worst['gpu_ns'])} exposed"
     )
+    if not pd.isna(worst["bytes"]):
+        evidence += f", {worst['bytes'] / 1e6:,.1f} MB at {worst['algorithm_gb_per_s']:,.1f} GB/s"
     if waiting_ns:
         evidence += f"; {program.ms(waiting_ns)} more may be waiting for other ranks"
     kernels, collectives, stream = program.kernels, _collectives(program), ["lane", "stream"]
@@ -160,11 +159,8 @@ def slowest_first(program: Program, slowest: Finding, findings: list[Finding]) -
 
     Saves: Their waiting time.
     """
-    same = [
-        finding
-        for finding in findings
-        if (finding.rule, finding.layer, finding.phase) == ("outlier-layer", slowest.layer, slowest.phase)
-    ]
+    outlier = "outlier-layer", slowest.layer, slowest.phase
+    same = [finding for finding in findings if (finding.rule, finding.layer, finding.phase) == outlier]
     collectives = _collectives(program)
     if len(collectives):
         longest = largest(collectives, "ns")

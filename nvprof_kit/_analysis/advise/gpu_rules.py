@@ -383,15 +383,11 @@ def double_precision(program: Program) -> Iterator[Finding]:
     if not len(kernels):
         return
     is_cast, is_outside = matching(kernels["name"], _CASTS), kernels["layer"] == NO_LAYER
-    saves = sum(
-        part * program.busy_ns(kernels[chosen])
-        for part, chosen in ((0.5, is_outside), (1, is_cast & ~is_outside), (0.75, ~is_cast & ~is_outside))
-    )
+    saves = program.without_ns(kernels, np.select([is_outside, is_cast], [1 / 2, 0], 1 / 4), 1)
     evidence = (
         f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
         f"{program.ms(kernels['ns'][is_cast].sum())}"
     )
-    saves = min(saves, program.without_ns(kernels, 1 - saves / max(program.busy_ns(kernels), 1), 1))
     yield program.finding_in_ops("double-precision", evidence, kernels, saves=saves, confidence="high")
 
 
@@ -528,8 +524,8 @@ def recompute(program: Program) -> Iterator[Finding]:
         f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
         f"{program.with_launches(ops, saves)}"
     )
-    confidence = "high" if saves <= 2 * program.busy_ns(ops) else "medium"
-    yield program.finding_in_ops("recompute", evidence, ops, saves=saves, confidence=confidence)
+    is_sure = saves <= 2 * program.busy_ns(ops)
+    yield program.finding_in_ops("recompute", evidence, ops, saves=saves, confidence="high" if is_sure else "medium")
 
 
 def outlier_layers(program: Program) -> Iterator[Finding]:
@@ -566,16 +562,14 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
         if len(peers) >= SIBLINGS and least_ns > _unusual_ns(peers["ns"]):
             number = peers["layer"].str.extract(r"(?:^|\.)(\d+)(?:\.|$)", expand=False).astype(int)
             is_edge = number[worst.index[0]] in (number.min(), number.max())
-            outliers.append(worst.assign(usual_ns=usual_ns, peers=len(peers), is_edge=is_edge))
+            excess_ns = worst["ns"] - usual_ns
+            outliers.append(worst.assign(usual_ns=usual_ns, excess_ns=excess_ns, peers=len(peers), is_edge=is_edge))
     if not outliers:
         return
-    table = pd.concat(outliers)
-    table["excess_ns"] = table["ns"] - table["usual_ns"]
-    table = table.sort_values("excess_ns", ascending=False, kind="stable")
+    table = pd.concat(outliers).sort_values("excess_ns", ascending=False, kind="stable")
     for block, places in table.groupby(table["layer"].str.extract(BLOCK, expand=False), sort=False):
-        worst, keys = places.iloc[0], ["layer", "phase"]
-        of_block = kernels[is_of_layer & kernels["layer"].isin(places["layer"])]
-        of_block = of_block[of_block.set_index(keys).index.isin(places.set_index(keys).index)]
+        worst, in_places = places.iloc[0], [kernels[name].isin(places[name]) for name in ("layer", "phase")]
+        of_block = kernels[is_of_layer & in_places[0] & in_places[1]]
         evidence = (
             f"{worst['layer']} {worst['phase']}: {program.ms(worst['ns'])} of its own compute{program.per_step}, while "
             f"the median of the {int(worst['peers'])} layers like it is {program.ms(worst['usual_ns'])}"
@@ -583,10 +577,11 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
         if len(places) > 1:
             slower = listing([f"{row.layer} {row.phase}" for row in places.iloc[1:].itertuples()], 4)
             evidence += f"; {block} also takes longer in {len(places) - 1} more: {slower}"
-        saves = min(int(places["excess_ns"].sum()), program.busy_ns(of_block))
-        in_worst = at(of_block, worst["layer"], worst["phase"])
-        confidence = "low" if len(places) == 1 and worst["is_edge"] else "high"
-        yield program.finding_in_ops("outlier-layer", evidence, in_worst, saves=saves, confidence=confidence)
+        yield program.finding_in_ops(
+            "outlier-layer", evidence, at(of_block, worst["layer"], worst["phase"]),
+            saves=min(int(places["excess_ns"].sum()), program.busy_ns(of_block)),
+            confidence="low" if len(places) == 1 and worst["is_edge"] else "high",
+        )  # fmt: skip
 
 
 def _unusual_ns(times: pd.Series[Any]) -> float:
