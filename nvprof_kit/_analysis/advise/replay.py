@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Cover, Int64Array, Integers, as_slice, median, union
+from nvprof_kit._analysis.attribution.intervals import NONE, Bools, Cover, Int64Array, as_slice, median, touches, union
 from nvprof_kit._analysis.breakdown.host import ALLOCATIONS, LONG_NS, START_NS, HostCalls
 
 LAUNCH_NS = 3_000
@@ -209,13 +209,17 @@ class Replay:
         """Count communication and copies of the host only where nothing computes: what computes beside them is what
         takes the time. Without it the communication would run beside something else, and slow that.
         """
+        beside = np.flatnonzero(~is_aside & touches((start[is_aside], end[is_aside]), start, end))
+        if not len(beside):
+            return
         for chosen in (~is_aside, is_aside):
             since = np.maximum(start[chosen], np.maximum.accumulate(np.append(0, end[chosen]))[:-1])
             busy_ns[chosen] = np.maximum(end[chosen], since) - since
-        lane = np.zeros(len(start), dtype=np.int64)
-        computing, moving = (Cover(lane[chosen], start[chosen], end[chosen]) for chosen in (~is_aside, is_comm))
+        lane = np.broadcast_to(np.int64(0), len(start))
+        computing, moving = (Cover(lane[rows], start[rows], end[rows]) for rows in (beside, np.flatnonzero(is_comm)))
         busy_ns[is_aside] -= computing.inside(lane[is_aside], since, np.maximum(end[is_aside], since))
-        self._own_part = 1 - ~is_aside * SLOWS * moving.inside(lane, start, end) / np.maximum(end - start, 1)
+        start, end, self._own_part = start[beside], end[beside], np.ones(len(start))
+        self._own_part[beside] -= SLOWS * moving.inside(lane[beside], start, end) / np.maximum(end - start, 1)
 
     @cached_property
     def length_ns(self) -> float:
@@ -229,7 +233,7 @@ class Replay:
         return self.waits[(at >= 0) & (start_ns < np.append(intervals[1], 0)[at])]
 
     def saved_ns(
-        self, waits: Integers, intervals: Intervals, left: Left | None = None, *, with_checks: bool = False
+        self, waits: Int64Array | Rows, intervals: Intervals, left: Left | None = None, *, with_checks: bool = False
     ) -> float:
         """How much shorter it is without some of it.
 
