@@ -437,7 +437,8 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
 def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     """A prefill runs kernels on its logits four times as long as those on a block's activations; or its head's product
     has a kernel with tiles of at least 128x128, as `nvjet_sm90_tst_320x128_…`, and takes as long as nine of ten
-    products of the blocks, unless these have few tokens: so it computes the logits of all tokens.
+    products of the blocks, unless these have few tokens: so it computes the logits of all tokens. With `low` confidence
+    if a softmax or another reduction reads them.
 
     Saves: The time of the head and of these kernels.
     """
@@ -470,10 +471,13 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
             f"{kernels['ns'][reads].max() / usual_ns:,.0f} times as long as those on the activations of a block: so "
             "many are the logits of all tokens"
         )
+    is_needed = bool(matching(kernels["kernel_class"][reads], ("softmax", "reduction")).any())
+    evidence += "; what reads them all may need them all" * is_needed
     if is_large.any():
         name = shortened(str(kernels["name"][is_large].iloc[0]))
         evidence += f"; its product, {name}, has tiles for many rows and takes as long as the long ones of a block"
-    yield program.finding_in_ops("logits", evidence, heads, saves=saves)
+    confidence = "low" if is_needed else "medium"
+    yield program.finding_in_ops("logits", evidence, heads, saves=saves, confidence=confidence)
 
 
 def optimizer_loop(program: Program) -> Iterator[Finding]:
