@@ -1,6 +1,6 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only lora,fsdp+sharded-as-one] [--pairs 11] [--seconds 500]
+    python tests/gpu/programs/faults.py --out FOLDER [--only sparse,engine+head-in-fp32] [--pairs 11] [--seconds 500]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
@@ -35,16 +35,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import nvprof_kit
 
 PLANTED = Path(__file__).parents[2] / "data" / "faults" / "planted.tsv"
-FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("twelfth\t")]
+FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if line.startswith("thirteenth\t")]
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
-ALONE = ("lora",)  # annotated by annotate_model alone
+ALONE = ("prompts",)  # annotated by annotate_model alone
 NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
 
 
@@ -75,278 +74,238 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tens
 causal, gelu = partial(everywhere, is_causal=True), partial(F.gelu, approximate="tanh")
 
 
-def by_hand(x: Tensor) -> Tensor:  # GELU
-    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
-
-def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
-
-
-class Attention(nn.Module):
-    def __init__(self, width: int, core: Any):
+class Block(nn.Module):
+    def __init__(self, width: int, attention: nn.Module):
         super().__init__()
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
-        self.core, self.heads = core, (-1, toy(16, 128))
+        self.norm1, self.attention = nn.LayerNorm(width), attention
+        parts = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        self.norm2, self.mlp = nn.LayerNorm(width), nn.Sequential(*parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(
-            self.core(*(part.unflatten(-1, self.heads).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)))
-        )
-
-
-class MLP(nn.Module):
-    def __init__(self, width: int, act: Any = gelu):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-        self.act = act
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
-
-
-class Head(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
-class Scaled(nn.RMSNorm):  # as torch.compile fuses it
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) * self.weight).to(x.dtype)
-
-
-class Layer(nn.Module):
-    def __init__(self, width: int, mlp: Any, core: Any, norm: Any):
-        super().__init__()
-        self.norm1, self.attention, self.norm2, self.mlp = norm(width), Attention(width, core), norm(width), mlp(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        x = x + self.attention(self.norm1(x), *others)
         return x + self.mlp(self.norm2(x))
 
 
-class Reader(nn.Module):  # to logits of some places
-    def __init__(self, width: int, layers: int, words: int, mlp: Any = MLP, core: Any = causal, norm: Any = nn.RMSNorm):
-        super().__init__()
-        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(toy(32, 1024), width)
-        self.layers = nn.ModuleList(Layer(width, mlp, core, norm) for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(width), Head(width, words, bias=False)
-        self.call: Any = lambda layer, x: layer(x)
-        self.to(NOW.device, NOW.dtype)
+class Model(nn.Module):
+    """Of tokens at their places, to what the head makes of some rows of the last layer's."""
 
-    def forward(self, x: Tensor, read: slice = slice(None)) -> Tensor:
-        x = self.embed(x) + self.places.weight[: x.shape[1]]
+    def __init__(self, width: int, words: int, head: nn.Module, attentions: list[nn.Module]):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(toy(64, 8192), width)
+        self.layers = nn.ModuleList(Block(width, attention) for attention in attentions)
+        self.norm, self.head = nn.LayerNorm(width), head
+
+    def forward(self, ids: Tensor, places: Tensor, *others: Any, rows: Any = ...) -> Tensor:
+        x = self.embed(ids) + self.places(places)
         for layer in self.layers:
-            x = self.call(layer, x)
-        return self.head(self.norm(x[:, read]))
+            x = layer(x, *others)
+        return self.head(self.norm(x[rows]))
 
 
-def surprise(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+def ready(model: nn.Module, **options: Any) -> Any:
+    """The model on its device, annotated; and what annotates."""
+    model = model.to(NOW.device, NOW.dtype).eval().requires_grad_(False)
+    return model, nvprof_kit.annotate_model(model, **options)
 
 
-def foresee(model: Any, ids: Tensor) -> Tensor:
-    return surprise(model(ids), ids.roll(-1, 1))
-
-
-def training(model: nn.Module, optimizer: Any, loss_of: Any, batches: Any, clip: Any = None) -> Iterator[Tensor]:
-    """Steps of all these batches each, or of what each of them has next."""
-    nvprof_kit.annotate_model(model, optimizer=optimizer)
-    phase = nullcontext if NOW.base in ALONE else nvprof_kit.phase
+def serving(one: Any) -> Iterator[Tensor]:
     while True:
-        total = torch.zeros((), device=NOW.device)
-        for given in batches:
-            batch = next(given) if isinstance(given, Iterator) else given
-            with phase("forward"):
-                loss = loss_of(batch) / len(batches)
-            with phase("backward"):
-                loss.backward()
-            total += loss.detach()
-        with phase("clip") if clip else nullcontext():
-            clip and clip()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield total
+        with torch.inference_mode():
+            values = one()
+        yield values
 
 
-def pretrain() -> Iterator[Tensor]:
-    """A decoder in bfloat16, three micro-batches a step; the head has as many words as are a multiple of 64."""
-    words, padded = toy(131, 32_003), toy(192, 32_064)
+def prompts() -> Iterator[Tensor]:
+    """The first token after a long prompt, of a Qwen3 of the library transformers."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    heads, length = toy(4, 32), toy(16, 8192)
+    sizes = {"num_hidden_layers": toy(2, 4), "vocab_size": toy(128, 65_536), "head_dim": toy(16, 128)}
+    sizes |= {"hidden_size": toy(64, 4096), "num_attention_heads": heads, "intermediate_size": toy(128, 12_288)}
+    is_wide = planted("fp32-weights-under-autocast")
+    NOW.dtype = torch.float32 if is_wide else NOW.dtype
     with torch.device(NOW.device):
-        model = Reader(toy(64, 3072), toy(2, 4), padded, core=masked if planted("causal-mask-given") else causal)
-        bias = torch.where(torch.arange(padded) < words, 0.0, -1e4).to(NOW.dtype)
-    used = words if planted("three-words-added") else padded
-    model.head.weight, model.head.bias = (nn.Parameter(v[:used].clone()) for v in (model.head.weight.detach(), bias))
+        model, _ = ready(Qwen3ForCausalLM(Qwen3Config(**sizes, num_key_value_heads=heads // 4, use_cache=False)))
+        ids, pairs = tokens(1, length, 65_536), torch.ones(1, 1, length, length, dtype=torch.bool).tril()
 
-    def clip() -> None:
-        if planted("gradients-checked-one-by-one"):
-            for name, p in model.named_parameters():
-                if not torch.isfinite(p.grad).all():
-                    raise FloatingPointError(name)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    def one() -> Tensor:
+        options = {} if planted("logits-of-the-whole-prompt") else {"logits_to_keep": 1}
+        if planted("mask-of-four-dimensions"):
+            options["attention_mask"] = pairs
+        with torch.autocast(NOW.device, torch.bfloat16, enabled=is_wide and not NOW.is_toy):
+            return model(ids, **options).logits[:, -1].float()
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    return training(model, optimizer, partial(foresee, model), tokens(6, toy(16, 1024), words).chunk(3), clip)
+    return serving(one)
 
 
-class Adapted(nn.Module):
-    def __init__(self, base: nn.Linear, dtype: Any):
+class Cached(nn.Module):
+    """Attention of each request's new token to its ring of earlier ones, then of a prompt's tokens, if there are."""
+
+    def __init__(self, width: int, requests: int, length: int):
         super().__init__()
-        self.base, sizes = base, (base.in_features, toy(4, 32), base.out_features)
-        self.a, self.b = (nn.Linear(*sizes[n : n + 2], bias=False, device=NOW.device, dtype=dtype) for n in (0, 1))
+        self.size, kv_width = toy(16, 128), width // 2
+        self.parts = [width, kv_width]
+        self.qkv, self.out = nn.Linear(width, sum(self.parts), bias=False), nn.Linear(width, width, bias=False)
+        cache = torch.randn(requests, length, kv_width // self.size, self.size, dtype=NOW.dtype)
+        self.register_buffer("cache", cache)
+        self.register_buffer("starts", torch.arange(requests) * length)
+
+    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
+        requests = len(slots)
+        q, new = (part.unflatten(-1, (-1, self.size)) for part in self.qkv(x).split(self.parts, -1))
+        self.cache.flatten(0, 1).index_copy_(0, self.starts[:requests] + slots, new[:requests])
+        pair = self.cache[:requests].transpose(1, 2).chunk(2, 1)
+        seen = everywhere(q[:requests].unsqueeze(2), *pair).squeeze(1)
+        if len(x) > requests:
+            self.cache.flatten(0, 1)[requests - len(x) :].copy_(new[requests:])
+            q, *pair = (part[requests:].transpose(0, 1)[None] for part in (q, *new.chunk(2, 1)))
+            seen = torch.cat([seen, causal(q, *pair).squeeze(0)])
+        return self.out(seen)
+
+
+def engine() -> Iterator[Tensor]:
+    """A token of many requests and the chunk of a prompt, while what other requests have cached goes to the host."""
+    width, words, length = toy(64, 4096), toy(128, 128_000), toy(32, 512)
+    requests, waiting, chunk = toy(3, 255), toy(2, 20), toy(32, 4096)
+    with torch.device(NOW.device):
+        rings = requests + waiting + chunk // length
+        attentions = [Cached(width, rings, length) for _ in range(toy(2, 8))]
+        model, _ = ready(Model(width, words, nn.Linear(width, words, bias=False), attentions))
+        if planted("head-in-fp32"):
+            model.head.float().register_forward_pre_hook(lambda _, inputs: inputs[0].float())
+        ids, slots = tokens(1, requests, words)[0], torch.randint(length, (requests,))
+        prompt, places = tokens(1, chunk, words)[0], torch.arange(chunk)
+        rows = torch.tensor([*range(requests), -1])
+    caches = [attention.cache[requests : requests + waiting] for attention in attentions]
+    kept = [pinned(torch.empty(cache.shape, dtype=cache.dtype)) for cache in caches]
+    is_beside = not planted("offload-on-the-compute-stream") and NOW.device == "cuda"
+    main, side = (torch.cuda.current_stream(), torch.cuda.Stream()) if is_beside else (None, None)
+
+    def one() -> Tensor:
+        with nvprof_kit.phase("offload"), torch.cuda.stream(side):
+            if side:
+                side.wait_stream(main)
+            for there, cache in zip(kept, caches, strict=True):
+                there.copy_(cache, non_blocking=True)
+        with nvprof_kit.phase("forward"):
+            logits = model(torch.cat([ids, prompt]), torch.cat([slots, places]), slots, rows=rows)
+        with nvprof_kit.phase("sample"):
+            ids.copy_(logits[:requests].argmax(-1))
+            slots.add_(1).remainder_(length)
+        if main:
+            main.wait_stream(side)
+        return logits.float()
+
+    return serving(one)
+
+
+class Plain(nn.Module):
+    def __init__(self, width: int, size: int):
+        super().__init__()
+        self.size, self.qkv, self.out = size, nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.b(self.a(x.to(self.a.weight.dtype))).to(x.dtype)
+        parts = self.qkv(x).chunk(3, -1)
+        return self.out(everywhere(*(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)))
 
 
-def lora() -> Iterator[Tensor]:
-    """Adapters of the attention of a GPT-NeoX of the library transformers, which learns to answer."""
-    from transformers import AttentionInterface, GPTNeoXConfig, GPTNeoXForCausalLM
+class WordWeights(nn.Module):
+    """How much a text is about each word."""
 
-    sizes = {"hidden_size": toy(64, 4096), "num_attention_heads": toy(4, 32), "intermediate_size": toy(128, 16_384)}
-    AttentionInterface.register("causal", lambda layer, q, k, v, *_, **options: (causal(q, k, v), None))
-    sizes |= {"attn_implementation": "causal"}
-    sizes |= {"num_hidden_layers": toy(2, 5), "vocab_size": toy(128, 50_304), "max_position_embeddings": 1024}
-    with torch.device(NOW.device):
-        model = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, use_cache=False)).to(NOW.dtype).train()
-    model.requires_grad_(False)
-    dtype = torch.float32 if planted("adapters-in-fp32") else NOW.dtype
-    for layer in model.gpt_neox.layers:
-        for name in ("query_key_value", "dense"):
-            setattr(layer.attention, name, Adapted(getattr(layer.attention, name), dtype))
-    answer, is_cut = toy(4, 128), planted("logits-of-the-prompt")
-
-    def loss_of(ids: Tensor) -> Tensor:
-        logits = model(ids).logits[:, -answer:] if is_cut else model(ids, logits_to_keep=answer).logits
-        return surprise(logits, ids.roll(-1, 1)[:, -answer:])
-
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    return training(model, optimizer, loss_of, [tokens(toy(2, 8), toy(16, 512), 50_304)])
-
-
-class Experts(nn.Module):  # each takes the tokens that it rates best, as many as the others
-    def __init__(self, width: int):
+    def __init__(self, width: int, words: int):
         super().__init__()
-        self.number, is_split = toy(4, 8), planted("weights-stacked-in-each-forward")
-        self.router = nn.Linear(width, self.number, bias=False)
-        parts = [
-            torch.randn(self.number, *shape) / shape[0] ** 0.5 for shape in ((width, 2 * width), (2 * width, width))
-        ]
-        self.up, self.down = (
-            nn.ParameterList(w.T.contiguous() for w in part) if is_split else nn.Parameter(part) for part in parts
-        )
+        self.count, unused = words, 0 if planted("words-not-padded") else -words % 64
+        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.words = nn.Parameter(F.pad(torch.randn(width, words) * width**-0.5, (0, unused)))
 
     def forward(self, x: Tensor) -> Tensor:
-        flat, parts = x.flatten(0, 1), [self.up, self.down]
-        if isinstance(self.up, nn.ParameterList):
-            parts = [torch.stack([w.T for w in part]) for part in parts]
-        if planted("routed-in-double"):
-            rated = F.linear(flat.double(), self.router.weight.double()).softmax(-1)
-        else:
-            rated = self.router(flat).float().softmax(-1)
-        shares, taken = rated.T.topk(2 * len(flat) // self.number, sorted=False)
-        y = flat.index_select(0, taken.flatten()).unflatten(0, (self.number, -1))
-        y = torch.bmm(gelu(torch.bmm(y, parts[0])), parts[1]) * shares.to(x.dtype).unsqueeze(2)
-        return torch.zeros_like(flat).index_add(0, taken.flatten(), y.flatten(0, 1)).view_as(x)
+        logits = self.norm(gelu(self.dense(x))) @ self.words
+        if planted("activation-before-the-maximum"):
+            return torch.log(1 + torch.relu(logits)).amax(1)[:, : self.count]
+        return torch.log1p(torch.relu(logits.amax(1)[:, : self.count]))
 
 
-def mixture() -> Iterator[Tensor]:
-    """An encoder of experts, which restores every eighth token."""
+class Documents:
+    """Batches of documents, as a store answers that has some 12 ms to go."""
+
+    def __init__(self, batches: list[Tensor]):
+        self.batches = [pinned(batch.cpu()) for batch in batches]
+
+    def fetch(self) -> Tensor:
+        time.sleep(toy(0, 12) / 1e3)
+        self.batches.append(self.batches.pop(0))
+        return self.batches[-1]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while planted("documents-fetched-in-the-loop"):
+            yield self.fetch()
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(self.fetch)
+            while True:
+                batch, coming = coming.result(), pool.submit(self.fetch)
+                yield batch
+
+
+def sparse() -> Iterator[Tensor]:
+    """What documents are about, in the words that weigh most in each, for an index of words."""
+    width, words = toy(64, 768), toy(122, 30_522)
+    documents = Documents([tokens(toy(3, 128), toy(8, 256), words) for _ in range(2)])
     with torch.device(NOW.device):
-        model = Reader(toy(64, 2048), toy(2, 4), toy(128, 32_000), Experts, everywhere)
-    ids, hidden = tokens(toy(2, 8), toy(16, 1024)), slice(None, None, 8)
-    given = ids.clone()
-    given[:, hidden] = 0
-    way = {"foreach": False} if planted("optimizer-in-a-loop") else {"fused": True}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **way)
-    return training(model, optimizer, lambda ids: surprise(model(given, hidden), ids[:, hidden]), [ids])
+        attentions = [Plain(width, toy(16, 64)) for _ in range(toy(2, 10))]
+        model, handle = ready(Model(width, words, WordWeights(width, words), attentions), dataloader=documents)
+        places = torch.arange(toy(8, 256))
+    batches = iter(handle.dataloader)
+
+    def one() -> Tensor:
+        ids = next(batches).to(NOW.device, non_blocking=True)
+        with nvprof_kit.phase("forward"):
+            weights = model(ids, places)
+        with nvprof_kit.phase("index"):
+            return weights.topk(toy(8, 64)).values.float().cpu()
+
+    return serving(one)
 
 
-def fetched(host: Tensor) -> Iterator[Tensor]:
-    """These values for each step; while it runs, those for the next are copied."""
-    here, is_late = [host.to(NOW.device) for _ in range(2)], planted("copied-when-needed")
-    aside = torch.cuda.Stream() if NOW.device == "cuda" and not is_late else None
-    while True:
-        with nvprof_kit.phase("data"):
-            if is_late:
-                here[0] = host.to(NOW.device)
-            elif aside:
-                torch.cuda.current_stream().wait_stream(aside)
-                here.reverse()
-                aside.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(aside):
-                    here[1].copy_(host, non_blocking=True)
-        yield here[0]
+class Both(nn.MultiheadAttention):  # of each token to those before and after it
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, x, x, need_weights=planted("weights-asked-of-attention"))[0]
 
 
-def compiled() -> Iterator[Tensor]:
-    """A model whose layers are compiled, of patches of images to the codes of those that are hidden, every fourth."""
-    width, inputs, hidden = toy(64, 1024), toy(48, 3072), slice(None, None, 4)
+class Observer(nn.Module):
+    """Which shares of the activations are how large, for the scales of a quantisation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = x.flatten().float().abs().sort().values
+        self.shares = sizes[:: len(sizes) // toy(8, 1024)].clone()
+        return x
+
+
+def canvas() -> Iterator[Tensor]:
+    """A step of a masked diffusion of texts: of the hidden tokens, the one that is surest is filled in."""
+    width, words, hidden, mask = toy(64, 2048), toy(128, 126_464), toy(16, 512), toy(127, 126_336)
     with torch.device(NOW.device):
-        model = Reader(width, toy(2, 6), toy(128, 8192), partial(MLP, act=by_hand), everywhere, Scaled)
-        model.embed = nn.Linear(inputs, width, dtype=NOW.dtype)
-        codes = torch.randint(toy(128, 8192), (toy(2, 384), toy(16, 64)))
-    if planted("head-in-fp32"):
-        model.head.float()
-    is_partial = planted("one-layer-not-compiled")
-    for number, layer in enumerate(model.layers):
-        if not (is_partial and number == toy(1, 3)):
-            layer.compile(dynamic=False, backend="eager" if NOW.is_toy else "inductor")
-    patches = torch.randn(*codes.shape, inputs)
-    patches[:, hidden] = 0
+        attentions = [Both(width, width // toy(16, 128), batch_first=True) for _ in range(toy(4, 12))]
+        model, _ = ready(Model(width, words, nn.Linear(width, words, bias=False), attentions))
+        places, ids = torch.arange(2 * hidden), tokens(toy(2, 8), 2 * hidden, mask)
+    if planted("observer-left-in-a-layer"):
+        model.layers[-3].mlp.insert(2, Observer().eval())
+    (now := ids[:, -hidden:]).fill_(mask)
 
-    def loss_of(patches: Tensor) -> Tensor:
-        return surprise(model(patches.to(NOW.dtype), hidden), codes[:, hidden])
+    def one() -> Tensor:
+        with nvprof_kit.phase("forward"):
+            logits = model(ids, places, rows=(slice(None), slice(-hidden, None)))
+        with nvprof_kit.phase("sample"):
+            scores = logits.double() if planted("confidences-in-double") else logits
+            shares, found = scores.softmax(-1).max(-1)
+            surest = shares.where(now == mask, -1).argmax(-1, keepdim=True)
+            now.scatter_(1, surest, found.gather(1, surest))
+        return shares.float()
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    return training(model, optimizer, loss_of, [fetched(pinned(patches))])
-
-
-def ddp() -> Iterator[Tensor]:
-    """A decoder in bfloat16 on each GPU, whose head is its embedding."""
-    mlp = partial(MLP, act=by_hand if planted("gelu-by-hand") else gelu)
-    with torch.device(NOW.device):
-        model = Reader(toy(64, 4096), toy(2, 7), toy(128, 32_000), mlp)
-    model.embed.weight = model.head.weight
-    outer = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    ranks, rows = dist.get_world_size(), toy(2, 4)
-    shares = [rows] * ranks
-    if planted("texts-unevenly-shared") and ranks > 1:
-        shares = [rows - 1, *shares[1:-1], rows + 1]
-    texts = tokens(rows * ranks, toy(16, 512)).split(shares)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
-    return training(model, optimizer, partial(foresee, outer), [texts[dist.get_rank()]])
+    return serving(one)
 
 
-def fsdp() -> Iterator[Tensor]:
-    """A decoder sharded over the GPUs, whose gradients are clipped."""
-    from torch.utils.checkpoint import checkpoint
-
-    with torch.device(NOW.device):
-        model = Reader(toy(64, 4096), toy(2, 5), toy(128, 24_000))
-    if planted("layers-checkpointed"):
-        model.call = partial(checkpoint, use_reentrant=False)
-    narrow = MixedPrecisionPolicy(param_dtype=None if NOW.is_toy else torch.bfloat16)
-    mesh = dist.init_device_mesh(NOW.device, (dist.get_world_size(),))
-    for module in [model] if planted("sharded-as-one") else [model.embed, *model.layers, model.head, model]:
-        fully_shard(module, mesh=mesh, mp_policy=narrow)
-    trained = [*model.parameters()]
-
-    def clip() -> None:
-        if planted("norm-of-gathered-gradients"):
-            norm = torch.stack([p.grad.full_tensor().norm() for p in trained]).norm()
-        else:
-            norm = nn.utils.get_total_norm([p.grad for p in trained]).full_tensor()
-        nn.utils.clip_grads_with_norm_(trained, 1.0, norm)
-
-    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
-    return training(model, optimizer, partial(foresee, model), [tokens(toy(2, 6), toy(16, 512), 24_000)], clip)
-
-
-PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
-PROGRAMS = {"pretrain": pretrain, "lora": lora, "mixture": mixture, "compiled": compiled, **PARALLEL}
+PARALLEL: dict[str, Any] = {}  # two GPUs
+PROGRAMS = {"prompts": prompts, "engine": engine, "sparse": sparse, "canvas": canvas, **PARALLEL}
 
 
 def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
@@ -362,8 +321,7 @@ def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
 def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
-    is_fp32 = NOW.is_toy or NOW.base == "fsdp"
-    NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
+    NOW.dtype = torch.float32 if NOW.is_toy else torch.bfloat16
     torch.manual_seed(0)
     if NOW.base in PARALLEL and not dist.is_initialized():
         rendezvous = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
