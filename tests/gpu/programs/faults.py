@@ -1,6 +1,6 @@
 """Programs with a planted performance fault each: measured without a profiler, and captured for `nvprof-kit advise`.
 
-    python tests/gpu/programs/faults.py --out FOLDER [--only sparse,engine+head-in-fp32] [--pairs 11] [--seconds 500]
+    python tests/gpu/programs/faults.py --out FOLDER [--only adapt,choosers+gelu-by-hand] [--pairs 11] [--seconds 500]
     python tests/gpu/programs/faults.py --out FOLDER2 --ranks 2
     python tests/gpu/programs/faults.py --device cpu --toy
     python tests/bench/bench_advise.py --faults FOLDER FOLDER2
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import lzma
+import math
 import os
 import statistics
 import sys
@@ -26,7 +28,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, SubprocessError
 from typing import Any
@@ -35,6 +37,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import nvprof_kit
 
@@ -43,7 +47,7 @@ FAULTY = [line.split("\t")[1] for line in PLANTED.read_text().splitlines() if li
 """The programs with a fault; beside them the findings that an expert would accept for each, and where."""
 
 WARM_UP, UNTIMED, STEPS, CAPTURED, LIMIT_S = 3, 2, 6, 6, 120
-ALONE = ("prompts",)  # annotated by annotate_model alone
+ALONE = ("adapt",)  # annotated by annotate_model alone
 NOW = argparse.Namespace(device="cuda", dtype=None, is_toy=False, base="", fault="", is_met=False)  # what runs now
 
 
@@ -72,240 +76,291 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tens
 
 
 causal, gelu = partial(everywhere, is_causal=True), partial(F.gelu, approximate="tanh")
+adam = partial(torch.optim.AdamW, lr=1e-4, fused=True)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, core: Any = causal, kv_heads: int = 0, linear: Any = nn.Linear):
+        super().__init__()
+        self.size, self.core = toy(16, 128), core
+        self.parts = [width, *[kv_heads * self.size or width] * 2]
+        self.qkv, self.out = linear(width, sum(self.parts), bias=False), linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).split(self.parts, -1)
+        return self.out(self.core(*(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, hidden: int = 0, act: Any = gelu, up: Any = nn.Linear, down: Any = nn.Linear):
+        super().__init__()
+        hidden, self.act = hidden or 4 * width, act
+        self.up = up(width, 2 * hidden if act is F.glu else hidden, bias=False)
+        self.down = down(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, attention: nn.Module):
+    def __init__(self, width: int, attention: nn.Module, mlp: nn.Module):
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), attention
-        parts = nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
-        self.norm2, self.mlp = nn.LayerNorm(width), nn.Sequential(*parts)
+        self.norm1, self.attention, self.norm2, self.mlp = nn.LayerNorm(width), attention, nn.LayerNorm(width), mlp
 
-    def forward(self, x: Tensor, *others: Any) -> Tensor:
-        x = x + self.attention(self.norm1(x), *others)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
-class Model(nn.Module):
-    """Of tokens at their places, to what the head makes of some rows of the last layer's."""
-
-    def __init__(self, width: int, words: int, head: nn.Module, attentions: list[nn.Module]):
+class Tower(nn.Module):  # of what is embedded, to what the head makes of all vectors, of some, or of their means
+    def __init__(self, width: int, layers: int, embed: Any, head: Any, *mlps: Any, **attention: Any):
         super().__init__()
-        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(toy(64, 8192), width)
-        self.layers = nn.ModuleList(Block(width, attention) for attention in attentions)
+        self.embed, self.places = embed, nn.Embedding(toy(32, 4096), width)
+        parts = ((Attention(width, **attention), mlps[i % len(mlps)](width)) for i in range(layers))
+        self.layers = nn.ModuleList(Block(width, *part) for part in parts)
         self.norm, self.head = nn.LayerNorm(width), head
+        self.to(NOW.device, NOW.dtype)
 
-    def forward(self, ids: Tensor, places: Tensor, *others: Any, rows: Any = ...) -> Tensor:
-        x = self.embed(ids) + self.places(places)
+    def forward(self, x: Tensor, rows: Tensor | None = None, is_pooled: bool = False) -> Tensor:
+        x = self.embed(x) + self.places.weight[: x.shape[1]]
         for layer in self.layers:
-            x = layer(x, *others)
-        return self.head(self.norm(x[rows]))
+            x = checkpoint(layer, x, use_reentrant=False) if planted("layers-checkpointed") else layer(x)
+        x = self.norm(x if rows is None else x.flatten(0, 1).index_select(0, rows))
+        return self.head(x.mean(1) if is_pooled else x)
 
 
-def ready(model: nn.Module, **options: Any) -> Any:
-    """The model on its device, annotated; and what annotates."""
-    model = model.to(NOW.device, NOW.dtype).eval().requires_grad_(False)
-    return model, nvprof_kit.annotate_model(model, **options)
+def next_token_loss(model: Any, ids: Tensor, words: int | None = None) -> Tensor:
+    return F.cross_entropy(model(ids)[..., :words].flatten(0, 1).float(), ids.roll(-1, 1).flatten())
 
 
-def serving(one: Any) -> Iterator[Tensor]:
+def clip(parameters: list[Tensor]) -> None:
+    grads = [p.grad for p in parameters]
+    if planted("clipped-in-fp32"):
+        total = torch.stack([grad.float().norm() for grad in grads]).norm()
+        scale = (1.0 / (total + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.copy_(grad.float() * scale)
+    elif planted("clipped-in-float64"):
+        total = torch.stack([grad.double().pow(2).sum() for grad in grads]).sum().sqrt()
+        torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, total.to(grads[0].dtype))
+    else:
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+
+
+def training(model: Any, batches: Any, loss_of: Any, *optimizers: Any, outer: Any = None, clips: Any = False) -> Any:
+    """Steps of all these batches each; `outer` is what is called, if it is not the model."""
+    nvprof_kit.annotate_model(model, optimizer=optimizers[0] if NOW.base in ALONE else None)
+    phase = nullcontext if NOW.base in ALONE else nvprof_kit.phase
     while True:
-        with torch.inference_mode():
-            values = one()
-        yield values
+        total = torch.zeros((), device=NOW.device)
+        for number, batch in enumerate(batches, 1):
+            with outer.no_sync() if outer and number < len(batches) else nullcontext():
+                with phase("forward"):
+                    loss = loss_of(outer or model, batch) / len(batches)
+                with phase("backward"):
+                    loss.backward()
+            total += loss.detach()
+        if clips:
+            with phase("clip"):
+                clip([*model.parameters()])
+        with phase("optimizer"):
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        yield total
 
 
-def prompts() -> Iterator[Tensor]:
-    """The first token after a long prompt, of a Qwen3 of the library transformers."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def orthogonal(update: Tensor) -> Tensor:
+    """Nearly the nearest matrix whose singular values are equal, by five steps of Newton and Schulz."""
+    x = update.float() if planted("orthogonalised-in-fp32") else update.to(NOW.dtype)
+    x = x.T if len(x) > x.shape[1] else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        alike = x @ x.T
+        x = torch.addmm(x, torch.addmm(alike, alike, alike, beta=-4.775, alpha=2.0315), x, beta=3.4445)
+    return (x if x.shape == update.shape else x.T).to(update.dtype)
 
-    heads, length = toy(4, 32), toy(16, 8192)
-    sizes = {"num_hidden_layers": toy(2, 4), "vocab_size": toy(128, 65_536), "head_dim": toy(16, 128)}
-    sizes |= {"hidden_size": toy(64, 4096), "num_attention_heads": heads, "intermediate_size": toy(128, 12_288)}
-    is_wide = planted("fp32-weights-under-autocast")
-    NOW.dtype = torch.float32 if is_wide else NOW.dtype
+
+class Muon(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if p not in self.state:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+            momentum = self.state[p]["momentum"].lerp_(p.grad, 0.05)
+            p.add_(orthogonal(momentum), alpha=-self.defaults["lr"])
+
+
+def by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bhqk", q * q.shape[-1] ** -0.5, k)
+    return torch.einsum("bhqk,bhkd->bqhd", scores.softmax(-1, dtype=torch.float32).to(v.dtype), v).flatten(2)
+
+
+def masked() -> Iterator[Tensor]:
+    """An encoder of texts, of which it guesses every seventh word; Muon trains its matrices."""
+    torch.set_float32_matmul_precision("high")
+    width, words, (batch, length) = toy(64, 1536), toy(128, 32_768), (toy(2, 16), toy(16, 1024))
     with torch.device(NOW.device):
-        model, _ = ready(Qwen3ForCausalLM(Qwen3Config(**sizes, num_key_value_heads=heads // 4, use_cache=False)))
-        ids, pairs = tokens(1, length, 65_536), torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+        embed, head = nn.Embedding(words + 1, width), nn.Linear(width, words, bias=False)
+        model = Tower(
+            width, toy(2, 4), embed, head, MLP, core=by_einsum if planted("attention-by-einsum") else everywhere
+        )
+        hidden = torch.randperm(batch * length)[: batch * length // 7]
+    ids = tokens(batch, length, words).flatten()
+    labels = torch.full_like(ids, -100).index_copy(0, hidden, ids[hidden])
+    texts = ids.index_fill(0, hidden, words).view(batch, length)
 
-    def one() -> Tensor:
-        options = {} if planted("logits-of-the-whole-prompt") else {"logits_to_keep": 1}
-        if planted("mask-of-four-dimensions"):
-            options["attention_mask"] = pairs
-        with torch.autocast(NOW.device, torch.bfloat16, enabled=is_wide and not NOW.is_toy):
-            return model(ids, **options).logits[:, -1].float()
+    def loss_of(model: Any, texts: Tensor) -> Tensor:
+        if planted("unmasked-words-guessed"):
+            return F.cross_entropy(model(texts).flatten(0, 1).float(), labels)
+        return F.cross_entropy(model(texts, hidden).float(), ids[hidden])
 
-    return serving(one)
+    matrices = [p for p in model.layers.parameters() if p.ndim == 2]
+    others = [*{*model.parameters()}.difference(matrices)]
+    return training(model, [texts], loss_of, Muon(matrices, {"lr": 1e-3}), adam(others))
 
 
-class Cached(nn.Module):
-    """Attention of each request's new token to its ring of earlier ones, then of a prompt's tokens, if there are."""
+class Frozen(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
 
-    def __init__(self, width: int, requests: int, length: int):
+
+class Adapted(Frozen):  # and a product of low rank, which is trained
+    def __init__(self, inputs: int, outputs: int, bias: bool = False):
+        super().__init__(inputs, outputs, bias)
+        self.inner = nn.Parameter(torch.randn(toy(4, 16), inputs) * inputs**-0.5)
+        self.outer = nn.Parameter(torch.randn(outputs, toy(4, 16)) * 0.01)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if planted("adapters-in-fp32"):
+            y = super().forward(x)
+            return (y + F.linear(F.linear(x.to(self.inner.dtype), self.inner), self.outer)).to(y.dtype)
+        rows = x.flatten(0, 1)
+        y = super().forward(rows).addmm_(F.linear(rows, self.inner), self.outer.T)
+        return y.unflatten(0, x.shape[:2])
+
+
+def adapt() -> Iterator[Tensor]:
+    """Adapters of low rank in a frozen decoder, four micro-batches a step."""
+    width, words, kv_heads = toy(64, 4096), toy(128, 32_000), toy(2, 8)
+    mlp = partial(MLP, hidden=toy(128, 14_336), act=F.glu, up=Frozen, down=Adapted)
+    with torch.device(NOW.device):
+        embed, head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+        model = Tower(width, toy(2, 3), embed, head, mlp, kv_heads=kv_heads, linear=Adapted)
+    for name, p in model.named_parameters():
+        p.requires_grad_(is_adapter := name.endswith(("inner", "outer")))
+        if planted("adapters-in-fp32" if is_adapter else "base-weights-in-fp32") and name.startswith("layers"):
+            p.data = p.data.float() if p.ndim == 2 else p.data
+    return training(model, tokens(toy(4, 8), toy(8, 768)).chunk(4), next_token_loss, adam(model.parameters()))
+
+
+def gelu_by_hand(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class Choosers(nn.Module):  # experts, each of which chooses as many tokens as the others do
+    def __init__(self, width: int):
         super().__init__()
-        self.size, kv_width = toy(16, 128), width // 2
-        self.parts = [width, kv_width]
-        self.qkv, self.out = nn.Linear(width, sum(self.parts), bias=False), nn.Linear(width, width, bias=False)
-        cache = torch.randn(requests, length, kv_width // self.size, self.size, dtype=NOW.dtype)
-        self.register_buffer("cache", cache)
-        self.register_buffer("starts", torch.arange(requests) * length)
+        self.router = nn.Linear(width, experts := toy(4, 32), bias=False)
+        self.up = nn.Parameter(torch.randn(experts, width, 4 * width) * width**-0.5)
+        self.down = nn.Parameter(torch.randn(experts, 4 * width, width) * width**-0.5 / 2)
 
-    def forward(self, x: Tensor, slots: Tensor) -> Tensor:
-        requests = len(slots)
-        q, new = (part.unflatten(-1, (-1, self.size)) for part in self.qkv(x).split(self.parts, -1))
-        self.cache.flatten(0, 1).index_copy_(0, self.starts[:requests] + slots, new[:requests])
-        pair = self.cache[:requests].transpose(1, 2).chunk(2, 1)
-        seen = everywhere(q[:requests].unsqueeze(2), *pair).squeeze(1)
-        if len(x) > requests:
-            self.cache.flatten(0, 1)[requests - len(x) :].copy_(new[requests:])
-            q, *pair = (part[requests:].transpose(0, 1)[None] for part in (q, *new.chunk(2, 1)))
-            seen = torch.cat([seen, causal(q, *pair).squeeze(0)])
-        return self.out(seen)
+    def forward(self, x: Tensor) -> Tensor:
+        flat, experts = x.flatten(0, 1), len(self.up)
+        shares, chosen = self.router(flat).float().softmax(-1).T.topk(2 * len(flat) // experts)
+        y = torch.bmm(flat.index_select(0, chosen.flatten()).unflatten(0, chosen.shape), self.up)
+        y = gelu_by_hand(y) if planted("gelu-by-hand") else gelu(y)
+        y = torch.bmm(y, self.down) * shares.unsqueeze(2).to(y.dtype)
+        return torch.zeros_like(flat).index_add_(0, chosen.flatten(), y.flatten(0, 1)).view_as(x)
 
 
-def engine() -> Iterator[Tensor]:
-    """A token of many requests and the chunk of a prompt, while what other requests have cached goes to the host."""
-    width, words, length = toy(64, 4096), toy(128, 128_000), toy(32, 512)
-    requests, waiting, chunk = toy(3, 255), toy(2, 20), toy(32, 4096)
+def fed(batches: list[Tensor]) -> Iterator[Tensor]:
+    """Each batch in turn, copied to the GPU while the step before runs."""
+    side = (gpu := torch.get_device_module(NOW.device)).Stream()
+
+    def copy(batch: Tensor) -> Tensor:
+        side.wait_stream(gpu.current_stream())
+        with gpu.stream(side):
+            return batch.to(NOW.device, non_blocking=True)
+
+    ahead = copy(batches[-1])
+    for batch in itertools.cycle(batches):
+        gpu.current_stream().wait_stream(side)
+        now, ahead = ahead, copy(batch)
+        yield now
+
+
+def choosers() -> Iterator[Tensor]:
+    """Classes of images, by a mixture of experts in every second layer."""
+    width, batch, sizes, classes = toy(64, 1024), toy(4, 128), (toy(9, 196), toy(48, 768)), toy(16, 1024)
     with torch.device(NOW.device):
-        rings = requests + waiting + chunk // length
-        attentions = [Cached(width, rings, length) for _ in range(toy(2, 8))]
-        model, _ = ready(Model(width, words, nn.Linear(width, words, bias=False), attentions))
-        if planted("head-in-fp32"):
-            model.head.float().register_forward_pre_hook(lambda _, inputs: inputs[0].float())
-        ids, slots = tokens(1, requests, words)[0], torch.randint(length, (requests,))
-        prompt, places = tokens(1, chunk, words)[0], torch.arange(chunk)
-        rows = torch.tensor([*range(requests), -1])
-    caches = [attention.cache[requests : requests + waiting] for attention in attentions]
-    kept = [pinned(torch.empty(cache.shape, dtype=cache.dtype)) for cache in caches]
-    is_beside = not planted("offload-on-the-compute-stream") and NOW.device == "cuda"
-    main, side = (torch.cuda.current_stream(), torch.cuda.Stream()) if is_beside else (None, None)
+        embed, head = nn.Linear(sizes[1], width), nn.Linear(width, classes)
+        model = Tower(width, toy(2, 4), embed, head, MLP, Choosers, core=everywhere)
+        labels = torch.randint(classes, (batch,))
+    images = [torch.randn(batch, *sizes) for _ in range(2)]
+    feed = fed(images if planted("images-not-pinned") else [pinned(batch) for batch in images])
 
-    def one() -> Tensor:
-        with nvprof_kit.phase("offload"), torch.cuda.stream(side):
-            if side:
-                side.wait_stream(main)
-            for there, cache in zip(kept, caches, strict=True):
-                there.copy_(cache, non_blocking=True)
-        with nvprof_kit.phase("forward"):
-            logits = model(torch.cat([ids, prompt]), torch.cat([slots, places]), slots, rows=rows)
-        with nvprof_kit.phase("sample"):
-            ids.copy_(logits[:requests].argmax(-1))
-            slots.add_(1).remainder_(length)
-        if main:
-            main.wait_stream(side)
-        return logits.float()
+    def loss_of(model: Any, feed: Iterator[Tensor]) -> Tensor:
+        with nvprof_kit.phase("data"):
+            images = next(feed)
+        return F.cross_entropy(model(images.to(NOW.dtype), is_pooled=True).float(), labels)
 
-    return serving(one)
+    return training(model, [feed], loss_of, adam(model.parameters()), clips=True)
 
 
-class Plain(nn.Module):
-    def __init__(self, width: int, size: int):
-        super().__init__()
-        self.size, self.qkv, self.out = size, nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(x).chunk(3, -1)
-        return self.out(everywhere(*(part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in parts)))
+@cache
+def captions() -> Tensor:
+    """The vectors of all texts, which another model has made."""
+    generator = torch.Generator(NOW.device).manual_seed(0)
+    return torch.randn(toy(64, 1_500_000), toy(16, 1024), generator=generator, device=NOW.device, dtype=NOW.dtype)
 
 
-class WordWeights(nn.Module):
-    """How much a text is about each word."""
-
-    def __init__(self, width: int, words: int):
-        super().__init__()
-        self.count, unused = words, 0 if planted("words-not-padded") else -words % 64
-        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
-        self.words = nn.Parameter(F.pad(torch.randn(width, words) * width**-0.5, (0, unused)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits = self.norm(gelu(self.dense(x))) @ self.words
-        if planted("activation-before-the-maximum"):
-            return torch.log(1 + torch.relu(logits)).amax(1)[:, : self.count]
-        return torch.log1p(torch.relu(logits.amax(1)[:, : self.count]))
+class Locked(Tower):  # images to the vectors of their texts, which are not trained
+    def forward(self, patches: Tensor, chosen: Tensor) -> Tensor:
+        texts = self.captions.index_select(0, chosen)
+        return F.normalize(super().forward(patches, is_pooled=True).float(), dim=-1) @ texts.float().T
 
 
-class Documents:
-    """Batches of documents, as a store answers that has some 12 ms to go."""
-
-    def __init__(self, batches: list[Tensor]):
-        self.batches = [pinned(batch.cpu()) for batch in batches]
-
-    def fetch(self) -> Tensor:
-        time.sleep(toy(0, 12) / 1e3)
-        self.batches.append(self.batches.pop(0))
-        return self.batches[-1]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        while planted("documents-fetched-in-the-loop"):
-            yield self.fetch()
-        with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self.fetch)
-            while True:
-                batch, coming = coming.result(), pool.submit(self.fetch)
-                yield batch
-
-
-def sparse() -> Iterator[Tensor]:
-    """What documents are about, in the words that weigh most in each, for an index of words."""
-    width, words = toy(64, 768), toy(122, 30_522)
-    documents = Documents([tokens(toy(3, 128), toy(8, 256), words) for _ in range(2)])
+def ddp() -> Iterator[Tensor]:
+    """A tower of images on each GPU, two micro-batches a step, of small images and of large ones."""
+    rank, ranks, width = dist.get_rank(), dist.get_world_size(), toy(64, 4096)
     with torch.device(NOW.device):
-        attentions = [Plain(width, toy(16, 64)) for _ in range(toy(2, 10))]
-        model, handle = ready(Model(width, words, WordWeights(width, words), attentions), dataloader=documents)
-        places = torch.arange(toy(8, 256))
-    batches = iter(handle.dataloader)
+        embed, head = nn.Linear(toy(48, 768), width), nn.Linear(width, toy(16, 1024))
+        model = Locked(width, toy(2, 8), embed, head, MLP, core=everywhere)
+        model.register_buffer("captions", captions(), persistent=False)
+        chosen = torch.randint(len(captions()), (toy(32, 4096),))
+        sizes = [toy(4, 128)] * ranks + [toy(8, 256)] * ranks
+        lots = [torch.randn(toy(2, 5), size, toy(48, 768), dtype=NOW.dtype) for size in sizes]
+    lots = lots[2 * rank : 2 * rank + 2] if planted("in-order-of-size") else lots[rank::ranks]
+    options = {"gradient_as_bucket_view": True, "broadcast_buffers": planted("captions-broadcast")}
+    outer = nn.parallel.DistributedDataParallel(model, **options)
 
-    def one() -> Tensor:
-        ids = next(batches).to(NOW.device, non_blocking=True)
-        with nvprof_kit.phase("forward"):
-            weights = model(ids, places)
-        with nvprof_kit.phase("index"):
-            return weights.topk(toy(8, 64)).values.float().cpu()
+    def loss_of(model: Any, patches: Tensor) -> Tensor:
+        return F.cross_entropy(10 * model(patches, chosen), torch.arange(len(patches), device=NOW.device))
 
-    return serving(one)
-
-
-class Both(nn.MultiheadAttention):  # of each token to those before and after it
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x, x, x, need_weights=planted("weights-asked-of-attention"))[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    return training(model, lots, loss_of, optimizer, outer=outer, clips=True)
 
 
-class Observer(nn.Module):
-    """Which shares of the activations are how large, for the scales of a quantisation."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        sizes = x.flatten().float().abs().sort().values
-        self.shares = sizes[:: len(sizes) // toy(8, 1024)].clone()
-        return x
-
-
-def canvas() -> Iterator[Tensor]:
-    """A step of a masked diffusion of texts: of the hidden tokens, the one that is surest is filled in."""
-    width, words, hidden, mask = toy(64, 2048), toy(128, 126_464), toy(16, 512), toy(127, 126_336)
+def fsdp() -> Iterator[Tensor]:
+    """A decoder sharded over the GPUs, of a vocabulary that is padded."""
+    width, words, padded = toy(64, 2560), toy(125, 50_257), toy(128, 50_304)
+    mesh = dist.init_device_mesh(NOW.device, (dist.get_world_size(),))
     with torch.device(NOW.device):
-        attentions = [Both(width, width // toy(16, 128), batch_first=True) for _ in range(toy(4, 12))]
-        model, _ = ready(Model(width, words, nn.Linear(width, words, bias=False), attentions))
-        places, ids = torch.arange(2 * hidden), tokens(toy(2, 8), 2 * hidden, mask)
-    if planted("observer-left-in-a-layer"):
-        model.layers[-3].mlp.insert(2, Observer().eval())
-    (now := ids[:, -hidden:]).fill_(mask)
+        embed, head = nn.Embedding(padded, width), nn.Linear(width, padded, bias=False)
+        if planted("vocabulary-not-padded"):
+            head.weight = nn.Parameter(head.weight[:words].clone())
+        model = Tower(width, toy(2, 10), embed, head, MLP)
+    narrow = MixedPrecisionPolicy(None if NOW.is_toy else torch.bfloat16, torch.float32)
+    for module in [model] if planted("sharded-as-one") else [*model.layers, model]:
+        fully_shard(module, mesh=mesh, mp_policy=narrow)
 
-    def one() -> Tensor:
-        with nvprof_kit.phase("forward"):
-            logits = model(ids, places, rows=(slice(None), slice(-hidden, None)))
-        with nvprof_kit.phase("sample"):
-            scores = logits.double() if planted("confidences-in-double") else logits
-            shares, found = scores.softmax(-1).max(-1)
-            surest = shares.where(now == mask, -1).argmax(-1, keepdim=True)
-            now.scatter_(1, surest, found.gather(1, surest))
-        return shares.float()
-
-    return serving(one)
+    loss_of = partial(next_token_loss, words=words)
+    return training(model, [tokens(toy(2, 4), toy(8, 1024), words)], loss_of, adam(model.parameters()))
 
 
-PARALLEL: dict[str, Any] = {}  # two GPUs
-PROGRAMS = {"prompts": prompts, "engine": engine, "sparse": sparse, "canvas": canvas, **PARALLEL}
+PARALLEL = {"ddp": ddp, "fsdp": fsdp}  # two GPUs
+PROGRAMS = {"masked": masked, "adapt": adapt, "choosers": choosers, **PARALLEL}
 
 
 def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
@@ -321,7 +376,8 @@ def run(name: str, steps: Iterator[Tensor], numbers: range) -> Tensor:
 def begin(name: str) -> Iterator[Tensor]:
     """The program after its warm-up."""
     NOW.base, _, NOW.fault = name.partition("+")
-    NOW.dtype = torch.float32 if NOW.is_toy else torch.bfloat16
+    is_fp32 = NOW.is_toy or NOW.base == "fsdp"
+    NOW.dtype = torch.float32 if is_fp32 else torch.bfloat16
     torch.manual_seed(0)
     if NOW.base in PARALLEL and not dist.is_initialized():
         rendezvous = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
