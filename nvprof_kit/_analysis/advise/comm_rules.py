@@ -55,11 +55,9 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     if not len(rows) or not (in_turns or alone_ns >= EXPOSED_SHARE * program.wall_ns):
         return
     worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
-    evidence = (
-        f"{program.of_wall(alone_ns)} the GPU moves data between ranks and computes nothing; most in "
-        f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} of "
-        f"{program.ms(worst['gpu_ns'])} exposed"
-    )
+    evidence = f"{program.of_wall(alone_ns)} the GPU moves data between ranks and computes nothing; most in "
+    evidence += f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} of "
+    evidence += f"{program.ms(worst['gpu_ns'])} exposed"
     if not pd.isna(worst["bytes"]):
         evidence += f", {worst['bytes'] / 1e6:,.1f} MB at {worst['algorithm_gb_per_s']:,.1f} GB/s"
     if waiting_ns:
@@ -144,10 +142,9 @@ def rank_waits(program: Program) -> Iterator[Finding]:
     waiting_ns, saves = int(rows["waiting_ns"].sum()), _waiting_ns(program)
     if waiting_ns >= WAITING_SHARE * program.wall_ns:
         worst = largest(rows, "waiting_ns")
-        evidence = (
-            f"{program.of_wall(waiting_ns)} is exposed communication beyond the fastest similar collective; most in "
-            f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['waiting_ns'])}"
-        )
+        evidence = f"{program.of_wall(waiting_ns)} is exposed communication beyond the fastest similar collective; "
+        evidence += f"most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
+        evidence += f"{program.ms(worst['waiting_ns'])}"
         if saves > waiting_ns:
             evidence += f"; others run late and exposed behind one that waits: {program.shorter(saves)} without"
         yield program.finding_in_ops("rank-wait", evidence, _collectives(program, worst), saves=saves)

@@ -30,7 +30,7 @@ from nvprof_kit._analysis.advise.program import (
     placed,
     smallest_side,
 )
-from nvprof_kit._analysis.advise.replay import READS, SLOWS, matching
+from nvprof_kit._analysis.advise.replay import FILLS, READS, SLOWS, matching
 from nvprof_kit._analysis.attribution.intervals import Cover, as_slice, exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
@@ -54,6 +54,8 @@ FUSED_ADAM, FUSED_ADAM_16, FUSED_SGD = 0.42, 0.55, 5 / 8
 these, and took 0.40 on an H100 and 0.43 on an H200, and in 16 bits 0.55; that of SGD with momentum moves 20 of 32.
 """
 OUTLIER = 1.2
+PIECES, BETWEEN_PRODUCTS = 8, ("attention", "comm", "norm", "softmax")
+"""A block that runs so many equal products with none of these kernels between them computes one in pieces."""
 COPIES_SHARE, CHAINS_SHARE, FP32_SHARE, ODD_SHARE = 0.02, 0.02, 0.01, 0.02
 LIMIT_SHARE, LIMIT_TIMES, LIMIT_KINDS = 0.05, 2.0, 2
 
@@ -66,7 +68,7 @@ _TF32 = re.compile(r"f32_tf32f32|tensorop_s1688(?!.*f16)")
 _ODD = re.compile(r"(?:f16_s\d+gemm|s\d+gemm_(?:relu_)?b?f16)_\w*_align([12])(?![0-9])")
 ODD_PARTS = {"1": 1 / 6, "2": 1 / 3}
 """What padded products take of the time of these kernels: on an H100 0.11 to 0.19, and 0.27 to 0.35."""
-_VECTOR = re.compile("gemv")
+_VECTOR, _JOINS = re.compile("gemv"), re.compile("splitKreduce|CatArray")
 _16_BITS, _ADAM = re.compile("BFloat16|Half"), re.compile("addcdiv")
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
@@ -110,14 +112,11 @@ def copies(program: Program) -> Iterator[Finding]:
             first = (blocking["layer"] == NO_LAYER) & (blocking["copy"].astype(str).str.contains(READS) == is_after)
         worst = blocking.iloc[int((first if first.any() else blocking["exposed_ns"]).to_numpy().argmax())]
         is_number = worst["bytes"] < NUMBER_BYTES * worst["ops"]
-        evidence = (
-            f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
-            f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them through "
-            f"pageable memory, {size(blocking['bytes'].sum() / program.parts)}{program.per_step}; "
-            f"{program.ms(exposed_ns)} exposed{program.per_step}; "
-            f"{worst['copy']} in {worst['layer']} {worst['phase']}"
-            f"{f' at {worst.gb_per_s:.1f} GB/s' if worst['gb_per_s'] >= 0.05 else ''}"
-        )
+        evidence = f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
+        evidence += f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them "
+        evidence += f"through pageable memory, {size(blocking['bytes'].sum() / program.parts)}{program.per_step}; "
+        evidence += f"{program.ms(exposed_ns)} exposed{program.per_step}; {worst['copy']} in {worst['layer']} "
+        evidence += f"{worst['phase']}{f' at {worst.gb_per_s:.1f} GB/s' if worst['gb_per_s'] >= 0.05 else ''}"
         if idle_ns:
             evidence += f"; the GPU idles {program.ms(idle_ns)} more{program.per_step} beside them while the host works"
             evidence += " or waits"
@@ -143,13 +142,11 @@ def copies(program: Program) -> Iterator[Finding]:
     exposed_ns = min(int(pinned["exposed_ns"].sum()), program.busy_ns(moves))
     if len(pinned) and exposed_ns >= PINNED_SHARE * program.wall_ns:
         worst, gpu_ns = pinned.iloc[0], pinned["gpu_ns"].sum()
-        evidence = (
-            f"{program.number(pinned['ops'].sum(), 'copy', 'copies')} of pinned memory, "
-            f"{pinned['bytes'].sum() / program.parts / 1e9:.2f} GB and {program.ms(gpu_ns)}"
-            f"{program.per_step}, of which {program.ms(exposed_ns)} ({share(exposed_ns, gpu_ns)}) run beside nothing; "
-            f"most in {worst['copy']} in {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} at "
-            f"{worst['gb_per_s']:.1f} GB/s"
-        )
+        evidence = f"{program.number(pinned['ops'].sum(), 'copy', 'copies')} of pinned memory, "
+        evidence += f"{pinned['bytes'].sum() / program.parts / 1e9:.2f} GB and {program.ms(gpu_ns)}{program.per_step}, "
+        evidence += f"of which {program.ms(exposed_ns)} ({share(exposed_ns, gpu_ns)}) run beside nothing; most in "
+        evidence += f"{worst['copy']} in {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} at "
+        evidence += f"{worst['gb_per_s']:.1f} GB/s"
         yield program.finding_in_ops(
             "copies:pinned", evidence, _moves_of(worst.to_frame().T, moves), saves=exposed_ns, confidence="high"
         )
@@ -182,11 +179,9 @@ def small_kernels(program: Program) -> Iterator[Finding]:
     short = kernels[is_small]
     short = short[short.set_index(keys).index.isin(storms.index)]
     waits = worst["idle_ns"] >= WAITS_SHARE * worst["small_ns"]
-    evidence = (
-        f"in {layer} {phase} {worst['small'] // steps} of {worst['count'] // steps} kernels{program.per_step} are "
-        f"shorter than {SMALL_NS // 1000} µs, together {program.ms(worst['small_ns'])}"
-        f"{f', and the GPU waits {program.ms(worst.idle_ns)} between them' if waits else ', back to back'}"
-    )
+    evidence = f"in {layer} {phase} {worst['small'] // steps} of {worst['count'] // steps} kernels{program.per_step} "
+    evidence += f"are shorter than {SMALL_NS // 1000} µs, together {program.ms(worst['small_ns'])}"
+    evidence += f"{f', and the GPU waits {program.ms(worst.idle_ns)} between them' if waits else ', back to back'}"
     if len(storms) > 1:
         evidence += f"; the same in {len(storms) - 1} other places, {program.ms(storms['small_ns'].iloc[1:].sum())}"
     between_waits_ns = program.gaps_between(program.waits)["idle_ns"].sum()
@@ -249,10 +244,8 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
             cases = ["unfused-chains:outside"]
         if same["ns"][matching(same["name"], _LAYOUT)].sum() >= LAYOUT_SHARE * same["ns"].sum():
             cases.append("unfused-chains:layout")
-        evidence = (
-            f"{what}, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}"
-            f"{longest_text}{program.with_launches(same, saves)}"
-        )
+        evidence = f"{what}, {program.ms(same['ns'].sum())} of GPU time{program.per_step}; most in {layer} {phase}"
+        evidence += f"{longest_text}{program.with_launches(same, saves)}"
         yield program.finding_in_ops(cases, evidence, same, saves=saves)
 
 
@@ -277,9 +270,10 @@ def _parts(chains: pd.DataFrame, runs: pd.Series[int]) -> Any:
 
 def tensor_copies(program: Program) -> Iterator[Finding]:
     """In forward, or outside layers and the optimizer, kernels that only copy, cast or concatenate, outside layers and
-    beside attention that is not trained also those that gather rows by an index, and copies within the GPU, but not
-    beside other light kernels in a chain, take 2 % or more in equal blocks. In decoding, and where what the program
-    does is unknown, those of new tokens do not count, as they have to be written into the cache: short ones.
+    beside attention that is not trained also those that gather rows by an index, in blocks what fills a tensor of
+    which the next kernel writes some rows, as padding does, and copies within the GPU, but not beside other light
+    kernels in a chain, take 2 % or more in equal blocks. In decoding, and where what the program does is unknown, those
+    of new tokens do not count, as they have to be written into the cache: short ones.
 
     Saves: Their time and launches, in steps run again as in `sync`, and those of their gradients.
     """
@@ -289,7 +283,7 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
     of_cache = of_attention & (program.mode != "training")
     is_copy = matching(ops["name"], _COPIES) | (matching(ops["name"], _INDEX) & (is_outside | of_cache))
     is_copy = (is_copy & (ops["kernel_class"] == "copy")) | matching(ops["name"], _LAYOUT)
-    is_copy |= (ops["kernel_class"] == "embedding") & of_cache
+    is_copy |= (ops["kernel_class"] == "embedding") & of_cache | program.pads
     is_copy &= matching(ops["phase"], ("forward", "recompute")) | (
         is_outside & (ops["phase"] != "optimizer") & (program.mode != "training")
     )
@@ -312,13 +306,10 @@ def tensor_copies(program: Program) -> Iterator[Finding]:
         saves = program.without_ns(both := pd.concat([same, back]))
         layer, phase = costliest(same, "ns")
         where = "outside layers" if layer == NO_LAYER else f"in {plural(same['layer'].nunique(), 'layer')}"
-        evidence = (
-            f"{program.of_wall(program.busy_ns(same))} in {program.number(len(same), 'operation')} that only copy, "
-            f"{where}; most in {layer} {phase}: "
-            f"{program.ms(at(same, layer, phase)['ns'].sum())}"
-            f"{f'; those of their gradients take {program.ms(program.busy_ns(back))}' if len(back) else ''}"
-            f"{program.with_launches(both, saves)}"
-        )
+        evidence = f"{program.of_wall(program.busy_ns(same))} in {program.number(len(same), 'operation')} that only "
+        evidence += f"copy, {where}; most in {layer} {phase}: {program.ms(at(same, layer, phase)['ns'].sum())}"
+        evidence += f"{f'; those of their gradients take {program.ms(program.busy_ns(back))}' if len(back) else ''}"
+        evidence += f"{program.with_launches(both, saves)}"
         layout_ns = same["ns"][matching(same["name"], _LAYOUT)].sum()
         case = "tensor-copies:layout" if layout_ns >= LAYOUT_SHARE * same["ns"].sum() else "tensor-copies"
         yield program.finding_in_ops(case, evidence, same, saves=saves)
@@ -330,8 +321,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
 
     Saves: What they take longer than the products of three or more layers like them that are not in fp32; without such
     layers 7/8 of their time, but half of TF32, and where it is that of memory, as in decoding, of products with a
-    vector, or beside casts that take half as long; and the casts in the same call; but no more than the host lets the
-    GPU gain.
+    vector, or beside casts that take half as long; and the casts in the same call, outside layers those next to them;
+    but no more than the host lets the GPU gain.
     """
     ops, is_product = program.ops, matching(program.ops["kernel_class"], ("gemm", "attention"))
     is_fp32, is_tf32 = (matching(ops["name"], like) & is_product for like in (_FP32, _TF32))
@@ -341,9 +332,11 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     if not products["ns"].any():
         return
     # of weights and activations to fp32 and back, for these products
-    is_cast = matching(ops["name"], _CASTS) & (ops["layer"] != NO_LAYER)
-    casts = ops.loc[is_cast, ["start_ns", "end_ns", "lane", "call_of_layer"]]
-    casts = casts[casts["call_of_layer"].isin(products["call_of_layer"])]
+    is_cast = matching(ops["name"], _CASTS)
+    nearest = pd.Series(np.where(is_cast, np.nan, is_fp32), ops.index).iloc[program.by_start]
+    beside = ((nearest.bfill() == 1) | (nearest.ffill() == 1)).reindex(ops.index)
+    is_cast &= np.where(ops["layer"] == NO_LAYER, beside, ops["call_of_layer"].isin(products["call_of_layer"]))
+    casts = ops.loc[is_cast, ["start_ns", "end_ns", "lane"]]
     busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
     if busy_ns < FP32_SHARE * program.wall_ns:
         return
@@ -365,11 +358,9 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     is_mostly_tf32 = 2 * ops["ns"][is_fp32 & is_tf32].sum() > products["ns"].sum()
     case = "fp32-gemms:TF32" if is_mostly_tf32 else "fp32-gemms"
     longest = largest(at(products, layer, phase), "ns")
-    evidence = (
-        f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} {phase}: "
-        f"{shortened(longest['name'])}"
-        f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
-    )
+    evidence = f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} "
+    evidence += f"{phase}: {shortened(longest['name'])}"
+    evidence += f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
     yield program.finding_in_ops(case, evidence, products, saves=saves, confidence="high")
 
 
@@ -384,10 +375,8 @@ def double_precision(program: Program) -> Iterator[Finding]:
         return
     is_cast, is_outside = matching(kernels["name"], _CASTS), kernels["layer"] == NO_LAYER
     saves = program.without_ns(kernels, np.select([is_outside, is_cast], [1 / 2, 0], 1 / 4), 1)
-    evidence = (
-        f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
-        f"{program.ms(kernels['ns'][is_cast].sum())}"
-    )
+    evidence = f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
+    evidence += f"{program.ms(kernels['ns'][is_cast].sum())}"
     yield program.finding_in_ops("double-precision", evidence, kernels, saves=saves, confidence="high")
 
 
@@ -410,10 +399,8 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
         saves = program.without_ns(ops.loc[gpu.index], gpu, (gpu > 0).astype(float))
     if saves and saves >= COPIES_SHARE * program.wall_ns:
         half = f", and half of that attention, {program.ms(half_ns)}, which is_causal=True skips" * bool(half_ns)
-        evidence = (
-            f"{program.of_wall(program.busy_ns(masks))} in kernels that make a mask before fused attention{half}, in "
-            f"{plural(masks['layer'].nunique(), 'layer')}{program.with_launches(masks, saves - half_ns)}"
-        )
+        evidence = f"{program.of_wall(program.busy_ns(masks))} in kernels that make a mask before fused attention{half}"
+        evidence += f", in {plural(masks['layer'].nunique(), 'layer')}{program.with_launches(masks, saves - half_ns)}"
         yield program.finding_in_ops("unfused-attention:mask", evidence, masks, saves=saves)
     slow = ops[matching(ops["name"], _SLOW_ATTENTION) & ~matching(ops["layer"], {*masks["layer"].unique()})]
     saves = program.without_ns(slow, SLOW_PART, 1) if len(slow) and not program.may_decode else 0
@@ -426,11 +413,9 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     layer, phase = costliest(light, "ns")
     scores_ns, half_ns = at(light, layer, phase)["ns"].sum(), program.busy_ns(scores[scores["gpu"] > 0]) // 2
     half = f", and half of these products, {program.ms(half_ns)}, assuming a causal mask" * bool(half_ns)
-    evidence = (
-        f"{program.of_wall(light['ns'].sum())} in softmax, scale, mask and copy kernels between the products{half}, in "
-        f"{plural(scores['layer'].nunique(), 'layer')}; most in {layer} {phase}: {program.ms(scores_ns)}"
-        f"{program.with_launches(light, saves - half_ns)}"
-    )
+    evidence = f"{program.of_wall(light['ns'].sum())} in softmax, scale, mask and copy kernels between the products"
+    evidence += f"{half}, in {plural(scores['layer'].nunique(), 'layer')}; most in {layer} {phase}: "
+    evidence += f"{program.ms(scores_ns)}{program.with_launches(light, saves - half_ns)}"
     yield program.finding_in_ops("unfused-attention", evidence, light, saves=saves, confidence="high")
 
 
@@ -438,13 +423,29 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     """A prefill runs kernels on its logits four times as long as those on a block's activations; or its head's product
     has a kernel with tiles of at least 128x128, as `nvjet_sm90_tst_320x128_…`, and takes as long as nine of ten
     products of the blocks, unless these have few tokens: so it computes the logits of all tokens. With `low` confidence
-    if a softmax or another reduction reads them.
+    if a softmax or another reduction reads them. In training, the head's product in the backward pass reads what was
+    filled with zeros and then written in part.
 
-    Saves: The time of the head and of these kernels.
+    Saves: The time of the head and of these kernels; in training what the part not written takes of the head, at half
+    the time of writing for that of filling, and both.
     """
-    if program.mode not in ("prefill", "mixed"):
+    if program.mode not in ("training", "prefill", "mixed"):
         return
     kernels = program.kernels.sort_values("start_ns", kind="stable")
+    if program.mode == "training":  # where the loss reads some logits, the others' gradients are zeros
+        of_head = (kernels["kernel_class"] == "gemm") & (kernels["block"] == "") & (kernels["layer"] != NO_LAYER)
+        written, filled = (kernels[["name", "kernel_class", "ns"]].shift(back) for back in (1, 2))
+        is_padded = of_head & (kernels["phase"] == "backward") & (written["kernel_class"] == "copy")
+        is_padded &= pd.Series(matching(filled["name"], FILLS), kernels.index)
+        heads = kernels[of_head & kernels["layer"].isin(kernels["layer"][is_padded])]
+        written_ns, filled_ns = (int(before["ns"][is_padded].sum()) for before in (written, filled))
+        left = min(written_ns / max(2 * filled_ns, 1), 1)  # a copy reads and writes
+        if (1 - left) * heads["ns"].sum() >= COPIES_SHARE * program.wall_ns:
+            evidence = f"{program.of_wall(program.busy_ns(heads))} in products of {heads['layer'].iloc[0]}, of whose "
+            evidence += f"logits the loss reads about {share(left, 1)}: zeros fill the others' gradients"
+            saves = program.without_ns(heads, left, 1) + written_ns + filled_ns
+            yield program.finding_in_ops("logits:training", evidence, heads, saves=saves)
+        return
     is_light, is_product = matching(kernels["kernel_class"], POINTWISE), kernels["kernel_class"] == "gemm"
     in_block, is_named = (matching(kernels[name], like) for name, like in (("layer_kind", _NUMBER), ("layer", _HEADS)))
     if not (is_light & in_block).any():
@@ -495,10 +496,8 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
     fused = np.maximum(fused, FUSED_SGD * ~matching(kernels["name"], _ADAM).any())
     left = fused * (1 - min(kernels["ns"].min(), SHORT_NS) / kernels["ns"])
     saves = program.without_ns(kernels, left, OPTIMIZER_KERNELS / 100 / len(kernels) * program.parts)
-    evidence = (
-        f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
-        f"{program.with_launches(kernels, saves)}"
-    )
+    evidence = f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
+    evidence += f"{program.with_launches(kernels, saves)}"
     yield program.finding_in_ops("optimizer-loop", evidence, kernels, saves=saves)
 
 
@@ -523,11 +522,9 @@ def recompute(program: Program) -> Iterator[Finding]:
         return
     layer, _ = costliest(ops, "ns")
     saves = program.without_ns(ops)
-    evidence = (
-        f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is recomputed forward "
-        f"work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
-        f"{program.with_launches(ops, saves)}"
-    )
+    evidence = f"{program.ms(again_ns)} of GPU time{program.per_step} ({share(again_ns, total_ns)}) is recomputed "
+    evidence += f"forward work; most in {layer}: {program.ms(ops['ns'][ops['layer'] == layer].sum())}"
+    evidence += f"{program.with_launches(ops, saves)}"
     is_sure = saves <= 2 * program.busy_ns(ops)
     yield program.finding_in_ops("recompute", evidence, ops, saves=saves, confidence="high" if is_sure else "medium")
 
@@ -574,10 +571,8 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     for block, places in table.groupby(table["layer"].str.extract(BLOCK, expand=False), sort=False):
         worst, in_places = places.iloc[0], [kernels[name].isin(places[name]) for name in ("layer", "phase")]
         of_block = kernels[is_of_layer & in_places[0] & in_places[1]]
-        evidence = (
-            f"{worst['layer']} {worst['phase']}: {program.ms(worst['ns'])} of its own compute{program.per_step}, while "
-            f"the median of the {int(worst['peers'])} layers like it is {program.ms(worst['usual_ns'])}"
-        )
+        evidence = f"{worst['layer']} {worst['phase']}: {program.ms(worst['ns'])} of its own compute{program.per_step}"
+        evidence += f", while the median of the {int(worst['peers'])} layers like it is {program.ms(worst['usual_ns'])}"
         if len(places) > 1:
             slower = listing([f"{row.layer} {row.phase}" for row in places.iloc[1:].itertuples()], 4)
             evidence += f"; {block} also takes longer in {len(places) - 1} more: {slower}"
@@ -596,21 +591,38 @@ def _unusual_ns(times: pd.Series[Any]) -> float:
 
 def far_from_limit(program: Program) -> Iterator[Finding]:
     """Matrix products in kernels that load elements of 16 bits one by one or by two, as for rows of no multiple of 8
-    (``align1`` and ``align2`` in CUTLASS's names), save 2 % or more. With
-    [counts](flops.md#the-least-time-of-limit) beside the capture, layers of a kind take twice the least time of their
-    operators, and 5 % of the time above it; then confidence is low.
+    (``align1`` and ``align2`` in CUTLASS's names), or products that a block computes in eight pieces or more, with no
+    norm or attention between them, save 2 % or more. With [counts](flops.md#the-least-time-of-limit) beside the
+    capture, layers of a kind take twice the least time of their operators, and 5 % of the time above it; then
+    confidence is low.
 
-    Saves: 5/6 or 2/3 of these products, or what the layers take above that least time.
+    Saves: 5/6 or 2/3 of these products, or what the layers take above that least time; of each piece and what runs
+    beside it 3 µs and its launch, of products in tiles with a side below 128 that part too, as 1/2 of 64, but not where
+    the program may decode, and what joins pieces.
     """
     ops = program.ops[matching(program.ops["name"], _ODD)]
     parts = ops["name"].astype(str).str.extract(_ODD)[0].map(ODD_PARTS)
     saves = program.without_ns(ops, parts, 1) if len(ops) else 0
     if saves and saves >= ODD_SHARE * program.wall_ns:
-        evidence = (
-            f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
-            f"{shortened(largest(ops, 'ns')['name'])}"
-        )
+        evidence = f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
+        evidence += f"{shortened(largest(ops, 'ns')['name'])}"
         yield program.finding_in_ops("far-from-limit:unaligned", evidence, ops, saves=saves, confidence="high")
+    ops = program.ops[[*_OF_CHAINS, "kernel_class", "block"]].iloc[program.by_start]
+    is_between, is_join = matching(ops["kernel_class"], BETWEEN_PRODUCTS), matching(ops["name"], _JOINS)
+    columns = ops["block"].cat.codes, ops["phase"].cat.codes, ops["lane"], is_between
+    run = np.cumsum(np.any([np.diff(column, prepend=0) != 0 for column in columns], axis=0))
+    of_name = distinct_rows(*(codes.astype(np.int64) for codes in (run, ops["name"].cat.codes.to_numpy())))[1]
+    is_piece = (np.bincount(of_name, minlength=1)[of_name] >= PIECES) & (ops["block"] != "").to_numpy()
+    is_long = matching(ops["kernel_class"], {"gemm"}) & (ops["ns"] >= SMALL_NS).to_numpy()
+    is_piece = (is_piece | is_join) & np.isin(run, run[is_piece & is_long])
+    pieces = ops[is_piece]
+    of_tile = 1.0 if program.may_decode else np.fmin(smallest_side(pieces["name"]) / LARGE_TILE, 1)
+    left = of_tile * (1 - SHORT_NS / pieces["ns"].clip(lower=SHORT_NS)) * ~is_join[is_piece]
+    saves = program.without_ns(pieces, left, 1 / PIECES)
+    if saves and saves >= COPIES_SHARE * program.wall_ns:
+        evidence = f"{program.of_wall(program.busy_ns(pieces))} in {program.number(len(pieces), 'kernel')} that run "
+        evidence += f"{PIECES} times or more in a row, such as {shortened(largest(pieces, 'ns')['name'])}"
+        yield program.finding_in_ops("far-from-limit:pieces", evidence, pieces, saves=saves)
     if program.limits is None:
         return
     of_kinds = program.limits.kinds()
@@ -621,11 +633,9 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
             continue
         by_name = ops["ns"].groupby(ops["name"].astype(str)).sum()
         slow = ", ".join(f"{shortened(name)} ({share(ns, by_name.sum())})" for name, ns in by_name.nlargest(3).items())
-        evidence = (
-            f"{program.ms(row['gpu_busy_ns'])}{program.per_step} in {row['layers']} of them; this GPU needs at least "
-            f"{program.ms(row['limit_ns'])} for their operators ({share(row['limit_ns'], row['gpu_busy_ns'])}), "
-            f"limited by {row['bound']}; their kernels: {slow}"
-        )
+        evidence = f"{program.ms(row['gpu_busy_ns'])}{program.per_step} in {row['layers']} of them; this GPU needs at "
+        evidence += f"least {program.ms(row['limit_ns'])} for their operators ("
+        evidence += f"{share(row['limit_ns'], row['gpu_busy_ns'])}), limited by {row['bound']}; their kernels: {slow}"
         case = "far-from-limit:memory" if row["bound"] == "memory" else "far-from-limit"
         yield program.finding_in_ops(
             case, evidence, ops[ops["layer"] == row["layer"]], saves=row["excess_ns"], confidence="low",

@@ -194,10 +194,9 @@ def slow_host_in_layer(program: Program) -> Iterator[Finding]:
         worst = largest(usual, "excess")
         gaps = at(gaps, worst["layer"], worst["phase"])
         longest = largest(gaps, "idle_ns")
-        evidence = (
-            f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median step, "
-            f"{ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like it"
-        )
+        evidence = f"{worst['layer']} {worst['phase']}: the GPU waits {ms(worst['ns'])} for the host in the median "
+        evidence += f"step, {ms(worst['ns'] - worst['excess'])} in the median of the {int(worst['peers'])} layers like "
+        evidence += "it"
         yield finding_of(
             "slow-host-layer", evidence, (worst["layer"], worst["phase"]), (longest["start_ns"], longest["idle_ns"]),
             int(worst["excess"]) * len(steps),
@@ -265,11 +264,9 @@ def sync(program: Program) -> Iterator[Finding]:
         layer, phase = costliest(rows, "lost_ns")
         of_layer = at(rows, layer, phase)
         worst = largest(of_layer, "lost_ns")
-        evidence = (
-            f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the GPU; most "
-            f"after {worst['call']} in {layer} {phase}: {program.ms(of_layer['lost_ns'].sum())} in "
-            f"{program.number(len(of_layer), 'gap')}{program.on_average}, the longest {ms(worst['lost_ns'])}"
-        )
+        evidence = f"{program.of_wall(rows['lost_ns'].sum())} idle in gaps that begin while the host waits for the "
+        evidence += f"GPU; most after {worst['call']} in {layer} {phase}: {program.ms(of_layer['lost_ns'].sum())} in "
+        evidence += f"{program.number(len(of_layer), 'gap')}{program.on_average}, the longest {ms(worst['lost_ns'])}"
         if (layers := rows["layer"].nunique()) > 1:
             like_it = " like it" * (of == "place")
             evidence += f"; in all in {plural(layers, 'layer')}{like_it}, {program.number(len(rows), 'gap')}"
@@ -433,11 +430,9 @@ def unstable_step(program: Program) -> Iterator[Finding]:
         return  # the host launches the same, but was disturbed
     more = {"compute": "computing", "exposed_copy": "copying"}.get(grown) or f"idle: {CAUSES[cause]}"
     worst, count = steps.loc[steps["wall_ns"][of_gpu].idxmax()], (of_gpu & is_slow).sum()
-    evidence = (
-        f"{count} of {of_gpu.sum()} steps {'takes' if count == 1 else 'take'} more than {UNSTABLE} times the median of "
-        f"{ms(usual['wall_ns'][worst.name])}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}; most of the "
-        f"excess is {more}"
-    )
+    evidence = f"{count} of {of_gpu.sum()} steps {'takes' if count == 1 else 'take'} more than {UNSTABLE} times the "
+    evidence += f"median of {ms(usual['wall_ns'][worst.name])}; step {int(worst['step'])} takes {ms(worst['wall_ns'])}"
+    evidence += f"; most of the excess is {more}"
     if len(lost_ns) > 1:
         evidence += f"; seen on {len(lost_ns)} GPUs, this one loses most"
     case = "unstable-step:compute" if grown == "compute" else "unstable-step"

@@ -46,11 +46,9 @@ def bound(program: Program) -> Iterator[Finding]:
             continue
         worst = largest(limited, "busy_ns")
         layer, phase = str(worst["layer"]), str(worst["phase"])
-        evidence = (
-            f"{layer} {phase}{' by itself' if worst['is_self'] else ''}: DRAM at {worst['memory']:.0f} % and tensor "
-            f"cores at {worst['tensor']:.0f} % of their peak over {program.ms(worst['busy_ns'])} of busy time"
-            f"{program.per_step}, {worst['samples']:.0f} samples"
-        )
+        evidence = f"{layer} {phase}{' by itself' if worst['is_self'] else ''}: DRAM at {worst['memory']:.0f} % and "
+        evidence += f"tensor cores at {worst['tensor']:.0f} % of their peak over {program.ms(worst['busy_ns'])} of "
+        evidence += f"busy time{program.per_step}, {worst['samples']:.0f} samples"
         ops, parents = program.ops, {} if worst["is_self"] else sampled.parents
         within = [name for name in ops["layer"].cat.categories if layer in with_ancestors(str(name), parents)]
         ops = ops[ops["layer"].isin(within) & (ops["phase"] == phase)]
@@ -86,10 +84,8 @@ def clocks(program: Program) -> Iterator[Finding]:
         return
     kernels = kernels[kernels["lane"] == slowest]
     device = devices_of(program.trace)[0][slowest].device
-    evidence = (
-        f"GPU {device} takes {100 * (slower - 1):.1f} % longer than the median GPU for the same {len(median_ns)} "
-        "matrix product and attention kernels"
-    )
+    evidence = f"GPU {device} takes {100 * (slower - 1):.1f} % longer than the median GPU for the same {len(median_ns)}"
+    evidence += " matrix product and attention kernels"
     # the others wait for it
     saves = int(program.busy_ns(ops[ops["lane"] == slowest]) * (1 - 1 / slower)) * program.gpus
     yield program.finding_in_ops("gpu-clocks:slower", evidence, kernels, saves=saves, device=device)
@@ -117,10 +113,8 @@ def _falling_clock(program: Program, device: int) -> Iterator[Finding]:
         return
     hz = 1e6 if top > 1e6 else 1.0
     reasons = rows[metric.str.contains(r"(?i)power|throttl|slowdown")].groupby("metric", observed=True)["value"].mean()
-    evidence = (
-        f"the clock of GPU {device} is {values[is_low].mean() / hz:,.0f} MHz on average in "
-        f"{share(is_low.sum(), len(is_low))} of the samples in which it works, and reaches {top / hz:,.0f} MHz"
-        f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in reasons.items())}"
-    )
+    evidence = f"the clock of GPU {device} is {values[is_low].mean() / hz:,.0f} MHz on average in "
+    evidence += f"{share(is_low.sum(), len(is_low))} of the samples in which it works, and reaches {top / hz:,.0f} MHz"
+    evidence += f"{''.join(f'; {name}: {value:,.1f} on average' for name, value in reasons.items())}"
     lowest_ns, sample_ns = int(clock["time_ns"].iloc[values.argmin()]), int(clock["time_ns"].diff().median())
     yield finding_of("gpu-clocks:falling", evidence, ("", ""), (lowest_ns, sample_ns), saves, confidence="medium")

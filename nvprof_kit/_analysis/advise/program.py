@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from nvprof_kit._analysis.advise.findings import finding_of, ms, share
-from nvprof_kit._analysis.advise.replay import MOVES, READS, WRITES, ZEROES, Replay, matching
+from nvprof_kit._analysis.advise.replay import FILLS, MOVES, READS, SCATTERS, WRITES, ZEROES, Replay, matching
 from nvprof_kit._analysis.attribution.attribution import Operations, attributed
 from nvprof_kit._analysis.attribution.intervals import NONE, Int64Array, as_slice, exact_sums, joined, union_lengths
 from nvprof_kit._analysis.attribution.steps import ALL_STEPS, StepOptions, choose_steps, devices_of
@@ -46,26 +46,20 @@ light kernels tell.
 SHORT_NS = 3_000
 """A kernel that does the work of several takes less time than they by so much for each."""
 
-CHAIN_LENGTH = 4
-PAST_TIMES = 4
-"""In decoding, light kernels on new tokens take less than so many times as long as the usual one, on a cache or weights
-longer.
+CHAIN_LENGTH, PAST_TIMES, IN_BLOCKS = 4, 4, 4
+"""In decoding, light kernels on new tokens take less than `PAST_TIMES` as long as the usual one, on a cache or weights
+longer. A kernel that `IN_BLOCKS` nodes of a CUDA graph run is taken for one of its blocks.
 """
-
-IN_BLOCKS = 4
-"""A kernel that so many nodes of a CUDA graph run is taken for one of its blocks."""
 
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
 
-TURNS = 0.25
-"""If so many of the waits of a place are followed by one in another call, they are of one loop."""
-CHECKED = 0.1
-"""Waits of the backward pass over its operations on the GPU: of anomaly detection about 0.2, as it checks each gradient
-by two kernels and a copy; in the forward pass it records where each was called.
+TURNS, CHECKED, STALL_OF_STEP = 0.25, 0.1, 0.05
+"""If that part of the waits of a place is followed by one in another call, they are of one loop. So many waits of the
+backward pass over its operations on the GPU are of anomaly detection, about 0.2, as it checks each gradient by two
+kernels and a copy; in the forward pass it records where each was called. And a gap of this part of the median step, in
+which what the host did is unknown, is no late launch but a stall.
 """
-STALL_OF_STEP = 0.05
-"""A gap of this part of the median step, in which what the host did is unknown, is no late launch but a stall."""
 
 WORTH_A_NOTE = 0.8
 """A note says why a saving shrinks to less than this part; disturbed steps shrink it only if they do so."""
@@ -408,7 +402,7 @@ class Program(Operations):
         is_light |= matching(ops["name"], _SORTS) & (ops["layer"] == NO_LAYER) & (ops["kernel_class"] == "other")
         if len(self.scores):  # fused attention has none
             is_light &= ~np.isin(ops.index, self.scores.index)
-        is_light &= ~matching(ops["name"], DOUBLE)  # in another dtype there are others
+        is_light &= ~(matching(ops["name"], DOUBLE) | self.pads)  # in another dtype there are others
         is_light &= (ops["layer"] != NO_LAYER) | (
             (ops["phase"] != "optimizer") & ~matching(ops["name"], MANY_PARAMETERS)
         )
@@ -438,6 +432,14 @@ class Program(Operations):
         only_copies = np.bincount(run, (ops["kernel_class"] == "copy").to_numpy()[row])[run] == length
         columns = {"row": row, "call_of_layer": call, "run": run, "length": length}
         return pd.DataFrame({**columns, "only_copies": only_copies, "makes_mask": makes_mask}, copy=False)
+
+    @cached_property
+    def pads(self) -> npt.NDArray[np.bool_]:
+        """Which of `ops` pad tensors in the forward pass of a block: they fill one, and write some of its rows."""
+        fills, writes = (matching(self.ops["name"], like)[self.by_start] for like in (FILLS, SCATTERS))
+        first = np.flatnonzero(fills[:-1] & writes[1:])
+        is_pad = np.isin(np.arange(len(fills)), self.by_start[np.append(first, first + 1)])
+        return is_pad & matching(self.ops["phase"], {"forward"}) & (self.ops["block"] != "").to_numpy()
 
     @cached_property
     def mask_kernels(self) -> pd.DataFrame:
@@ -679,8 +681,7 @@ class Program(Operations):
 
     def idle(self, *causes: str) -> pd.DataFrame:
         """Idle time of these causes by place, the longest first: `Breakdown.idle`."""
-        rows = self.times.idle
-        return rows[rows["cause"].isin(causes)]
+        return self.times.idle[self.times.idle["cause"].isin(causes)]
 
     def idle_ns(self, *causes: str) -> int:
         """Idle time of these causes in the steps."""
@@ -751,11 +752,9 @@ class Program(Operations):
         rows = at(idle, layer, phase)
         longest = largest(rows, "longest_ns")
         where = ", ".join(name for name in (longest["operator"], longest["call"]) if name)
-        evidence = (
-            f"{self.of_wall(idle['idle_ns'].sum())} idle; most in {layer} {phase}: "
-            f"{self.ms(rows['idle_ns'].sum())}{self.per_step}{self.on_average}; "
-            f"longest stretch there: {ms(longest['longest_ns'])}{f', in {where}' if where else ''}{note}"
-        )
+        evidence = f"{self.of_wall(idle['idle_ns'].sum())} idle; most in {layer} {phase}: "
+        evidence += f"{self.ms(rows['idle_ns'].sum())}{self.per_step}{self.on_average}; "
+        evidence += f"longest stretch there: {ms(longest['longest_ns'])}{f', in {where}' if where else ''}{note}"
         return finding_of(
             cases, evidence, (layer, phase), (longest["longest_at_ns"], longest["longest_ns"]),
             round(idle["idle_ns"].sum() if saves is None else saves), confidence=confidence, symptom_of="", **facts,

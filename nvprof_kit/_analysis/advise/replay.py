@@ -53,6 +53,8 @@ classes before this share of the waits.
 READS, WRITES, MOVES = (re.compile(f"^[mM]emcpy {way}") for way in ("DtoH", "HtoD", "DtoD"))
 """Copies to the host, from it and within a GPU, as nsys and PyTorch's profiler name them."""
 ZEROES = re.compile("^[mM]emset")
+FILLS, SCATTERS = re.compile("FillFunctor"), re.compile(r"index_copy|index_put|scatter", re.IGNORECASE)
+"""Kernels that fill a tensor, and those that write some of its rows."""
 
 _FREES = r"^(cu(da)?|hip)(Free|MemFree)(?!.*Async)"
 
@@ -287,7 +289,7 @@ class Replay:
         """When the awaited operations and the last one end back to back, by how much later each does for its launch;
         the calls whose operations change, and what part is left of these, and of them.
         """
-        rows, (gpu, _) = left
+        rows, (gpu, host) = left
         launch, (planned, removed_ns) = self._launch[rows], (self._back_to_back_ns, np.zeros(len(self._launch)))
         is_changed = launch >= 0
         # a graph's launch is left unless all of its operations are in the rows
@@ -295,13 +297,13 @@ class Replay:
             is_changed &= np.bincount(launch[is_changed], minlength=self.count)[launch] >= self._ops_of_call[launch]
             is_changed &= ~pd.Series(launch).duplicated(keep="last")
         of_rows_ns = planned[rows]
-        of_rows_ns -= np.where(rows > 0, planned[rows - 1], 0)
-        of_rows_ns *= (1 - gpu) * self._own_part[rows]
-        removed_ns[rows] = of_rows_ns
+        of_rows_ns -= np.where(rows > 0, planned[rows - 1], 0) + (busy_ns := self._busy_ns[rows])
+        of_rows_ns *= 1 - np.where(gpu > 0, host, 0)  # the time between operations goes with the launch
+        removed_ns[rows] = (of_rows_ns + busy_ns * (1 - gpu)) * self._own_part[rows]
         np.cumsum(removed_ns, out=removed_ns)
         planned = planned[self._awaited] - removed_ns[self._awaited]
         late_ns = np.add(self._late_ns, removed_ns, out=removed_ns)
-        late_ns[rows] -= (1 - gpu) * self._busy_ns[rows]
+        late_ns[rows] -= (1 - gpu) * busy_ns
         late_ns[rows[gpu == 0]] = -np.inf
         changed = as_slice(np.flatnonzero(is_changed))
         return planned, late_ns, launch[changed], [parts[changed] for parts in left[1]]
