@@ -202,9 +202,9 @@ def unfused_chains(program: Program) -> Iterator[Finding]:
     block that has more than its peers, as in `outlier-layer`, another.
 
     Saves: All but the longest of them, or those of torch.compile, and one launch, in steps run again as in `sync`;
-    outside layers all but these for each turn of a loop, in which all names recur. In decoding, kernels of blocks, or
-    of several nodes of a CUDA graph, that take too long to work on new tokens alone are a finding, also one by one, and
-    vanish: they pass over weights or a cache.
+    outside layers all but these for each turn of a loop, in which all names that take long recur. In decoding, kernels
+    of blocks, or of several nodes of a CUDA graph, that take too long to work on new tokens alone are a finding, also
+    one by one, and vanish: they pass over weights or a cache.
     """
     chains = program.chains
     ops, is_part = program.ops[_OF_PARTS].iloc[chains["row"]], ~chains["is_pass"].to_numpy()

@@ -46,9 +46,10 @@ light kernels tell.
 SHORT_NS = 3_000
 """A kernel that does the work of several takes less time than they by so much for each."""
 
-CHAIN_LENGTH, PAST_TIMES, IN_BLOCKS = 4, 4, 4
+CHAIN_LENGTH, PAST_TIMES, IN_BLOCKS, RECURRING_SHARE = 4, 4, 4, 0.1
 """In decoding, light kernels on new tokens take less than `PAST_TIMES` as long as the usual one, on a cache or weights
 longer. A kernel that `IN_BLOCKS` nodes of a CUDA graph run is taken for one of its blocks.
+Those outside layers that take this part of the costliest tell by how often they run the turns of a loop.
 """
 
 MASK_PART = 0.25
@@ -453,8 +454,8 @@ class Program(Operations):
 
         If each is fused, `left` is what part of a kernel's time is left, and `launched` of its launches. Of those that
         pass over weights or a cache nothing is left. Others take what the longest of them does, or those of
-        torch.compile, which are fused and stay; outside layers that for each turn of a loop, in which all names recur,
-        but the time of a launch for the first turn only.
+        torch.compile, which are fused and stay; outside layers that, on average, for each turn of a loop, in which all
+        names that take long recur, but the time of a launch for the first turn only.
         """
         runs, _ = self.runs, self.mask_kernels
         del self.runs  # to limit memory
@@ -471,11 +472,14 @@ class Program(Operations):
         del runs
         run, name = distinct(chains["run"].to_numpy(np.int64))[1], ops["name"].cat.codes.to_numpy(np.int64)
         of_name = distinct(run.astype(np.int64) * (name.max(initial=0) + 1) + name)[1]
-        turns = np.full(run.max(initial=-1) + 1, len(chains))
-        np.minimum.at(turns, run, np.where(ops["layer"] == NO_LAYER, np.bincount(of_name, minlength=1)[of_name], 1))
         all_ns, is_fused = ops["ns"].to_numpy(), matching(ops["name"], FUSED)
+        times, name_ns = np.bincount(of_name, minlength=1)[of_name], np.bincount(of_name, all_ns, 1)[of_name]
+        turns, costliest_ns = np.full(run.max(initial=-1) + 1, len(chains)), np.zeros(run.max(initial=-1) + 1)
+        np.maximum.at(costliest_ns, run, name_ns)
+        times = np.where((ops["layer"] == NO_LAYER).to_numpy(), times, 1)
+        np.minimum.at(turns, run, np.where(name_ns >= RECURRING_SHARE * costliest_ns[run], times, len(chains)))
         passes = 1 + (turns[run] - 1) * (1 - SHORT_NS / all_ns.clip(min=SHORT_NS))
-        ns, longest_ns = np.where(is_pass, 0, all_ns), np.zeros(len(turns))
+        ns, longest_ns = np.where(is_pass, 0, np.where(turns[run] > 1, name_ns / times, all_ns)), np.zeros(len(turns))
         np.maximum.at(longest_ns, run, ns.astype(float))  # of two types it takes eight times as long
         np.maximum(longest_ns, np.bincount(run, np.where(is_fused, ns, 0), len(turns)), out=longest_ns)
         part = longest_ns / np.bincount(run, ns, len(turns)).clip(min=1)
