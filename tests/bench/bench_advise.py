@@ -115,7 +115,7 @@ def planted(folders: list[Path]) -> list[str]:
             clean.append((base, advice, statistics.median(program["clean_ms"]), busy_ms, scale))
             of_base[folder, base] = [(finding, finding.saves_ns * scale) for finding in advice.findings]
             continue
-        rules, place = PLANTED.get(name) or PLANTED[fault]
+        rules, place = PLANTED.get(f"{folder.name} {name}") or PLANTED.get(name) or PLANTED[fault]
         ranked = [
             (finding.saves_ns * scale - usual_ms(of_base[folder, base], finding, place, advice.findings), rank, finding)
             for rank, finding in enumerate(advice.findings, 1)
@@ -150,11 +150,12 @@ def planted(folders: list[Path]) -> list[str]:
 PAGE = ROOT / "docs" / "advise.md"
 BEGIN, END = "<!-- begin of the planted faults -->", "<!-- end of the planted faults -->"
 PLANTED = {
-    fault: (rules, place)
+    name: (rules, place)
     for line in (DATA / "faults" / "planted.tsv").read_text(encoding="utf-8").splitlines()[1:]
-    for _, fault, rules, place in [line.split("\t")]
+    for set_, fault, rules, place in [line.split("\t")]
+    for name in (fault, f"{set_} {fault}")
 }
-"""The rules, one of which knows a fault or a program with it, and a pattern of its layer and phase."""
+"""The rules, one of which knows a fault, a program with it, or that of a set, and a pattern of its layer and phase."""
 
 
 if __name__ == "__main__":
