@@ -99,7 +99,7 @@ class Program:
         begin, length = self._host, self._kernel * times * (self._factor if number == self._slow_layer else 1)
         for place in range(self._kernels):
             single = "fp32-gemms" in self._faults and place % 3 == 0
-            self._run(1, length, FP32 if single else GEMM)
+            self._run(1, length, FP32 if single else GEMM.replace("64x4", f"64x{place}"))
         suffix = f" {kind}" if kind != "forward" else ""
         self._file.range_(f"layers.{number}{suffix}", int(begin), int(self._host), category=category)
 
