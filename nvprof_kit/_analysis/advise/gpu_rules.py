@@ -164,7 +164,7 @@ def small_kernels(program: Program) -> Iterator[Finding]:
 
     Saves: Them and their launches, in steps run again as in `sync`.
     """
-    kernels, steps, keys = program.kernels, max(program.choice.count, 1), ["layer", "phase"]
+    kernels, steps, keys = program.kernels, program.parts, ["layer", "phase"]
     is_small, (place, index) = (kernels["ns"] < SMALL_NS).to_numpy(), placed(kernels)
     counted = {"small": is_small, "small_ns": kernels["ns"].to_numpy() * is_small}
     counts = {name: exact_sums(place, values, len(index)) for name, values in counted.items()}
@@ -431,7 +431,7 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     """
     if program.mode not in ("training", "prefill", "mixed"):
         return
-    kernels = program.kernels.sort_values("start_ns", kind="stable")
+    kernels = program.kernels.iloc[np.lexsort((program.kernels["start_ns"], program.kernels["lane"]))]
     if program.mode == "training":  # where the loss reads some logits, the others' gradients are zeros
         of_head = (kernels["kernel_class"] == "gemm") & (kernels["block"] == "") & (kernels["layer"] != NO_LAYER)
         written, filled = (kernels[["name", "kernel_class", "ns"]].shift(back) for back in (1, 2))

@@ -172,8 +172,8 @@ class Program(Operations):
 
     @cached_property
     def by_start(self) -> npt.NDArray[np.int32]:
-        """The positions of `ops` by their start."""
-        return np.argsort(self.ops["start_ns"].to_numpy(), kind="stable").astype(np.int32)
+        """The positions of `ops` GPU by GPU, by their start."""
+        return np.lexsort((self.ops["start_ns"], self.ops["lane"])).astype(np.int32)
 
     @property
     def steps_of_lanes(self) -> list[pd.DataFrame]:
@@ -564,7 +564,7 @@ class Program(Operations):
         `window`; `follows`: whether the next wait is at the same place, with nothing but work of that place between
         them; and `by_call`: the call, of loops in which several take turns the first one.
         """
-        gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].iloc[self.by_start]
+        gaps, ops = self.times.gaps, self.ops[["start_ns", "layer", "phase"]].sort_values("start_ns", kind="stable")
         waits = self.times.waits.drop(self.waiting_launches.index)
         waits = waits[~waits["gap"].isin(self.gaps_at_copies.index)]
         waits = waits.astype({"layer": str, "phase": str, "call": str})

@@ -336,6 +336,20 @@ def test_a_capture_that_triggers_a_rule_and_one_that_must_not(tmp_path, scene):
     assert 0 <= finding.start_ns < finding.end_ns
 
 
+@pytest.mark.parametrize(
+    "scene", ["far-from-limit in pieces", "tensor-copies as padding", "logits", "logits in training"]
+)
+def test_kernels_of_another_gpu_between_those_of_a_fault_hide_nothing(tmp_path, scene):
+    one, two = (NsysFile(tmp_path / f"{gpus}.sqlite") for gpus in ("one", "two"))
+    for file in (one, two):
+        SCENES[scene](file, True)
+    other = {"globalTid": 1 << 24, "globalPid": 1 << 24, "deviceId": 1, "start": 300, "end": 300}  # a process
+    for rows in two.rows.values():
+        rows += [row | {name: row[name] + more for name, more in other.items() if name in row} for row in rows]
+    of_one, of_two = ([(of.title, of.saves_ns) for of in advice(file.write()).findings] for file in (one, two))
+    assert of_two == of_one
+
+
 def test_chains_that_change_the_layout_name_the_memory_format(file):
     layout = {"name": "nhwcToNchwKernel"}  # a quarter of the time
     busy(file, *((10 * n, 10 * n + 10, n / 5, layout if n in (0, 5) else CHAIN) for n in range(8)))
