@@ -396,14 +396,15 @@ _RULE_OF_CAUSE = {
 
 
 def unstable_step(program: Program) -> Iterator[Finding]:
-    """Of four steps or more, one takes more than 1.2 times the median, for more than communication, and not because
-    the same launches came late. Where some steps run kernels of torch.compile, and others, of equal products, do not,
-    the median is that of the compiled ones.
+    """Of four steps or more, one takes more than 1.2 times the median, for more than communication and the end of the
+    capture, and not because the same launches came late. Where some steps run kernels of torch.compile, and others, of
+    equal products, do not, the median is that of the compiled ones.
 
     Saves: What such steps take above it.
     """
     steps = program.steps[program.steps["step"].notna()]
-    steps = steps.assign(work_ns=steps["wall_ns"] - steps["exposed_comm_ns"])
+    is_last = ~steps.duplicated(["process", "device"], keep="last")  # its end may lie outside the capture
+    steps = steps.assign(work_ns=steps["wall_ns"] - steps["exposed_comm_ns"] - steps["idle_other_ns"] * is_last)
     gpus, ops = [steps["process"], steps["device"]], program.ops
     products_ns = ops["ns"].where(ops["kernel_class"] == "gemm", 0).groupby(ops["step"]).sum()
     is_compiled = products_ns.index.isin(ops["step"][matching(ops["name"], FUSED)])
