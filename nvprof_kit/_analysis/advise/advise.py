@@ -184,7 +184,8 @@ def advise(
 def _within_power(program: Program, findings: list[Finding]) -> list[Finding]:
     """The findings; those of idle time save less if the GPU is at the limit of its power: if the matrix products and
     attention of each step of the later half take longer than those of the first two, before which it rests. Power grows
-    with the square of the clock, so the product of the step's time and that of its work stays the same.
+    with the square of the clock, so the product of the step's time and that of its work stays the same. Beside
+    communication work takes longer too, which tells nothing.
     """
     is_heavy = matching(program.ops["kernel_class"], ("gemm", "attention"))
     of_steps = program.ops["ns"][is_heavy].groupby(program.ops["step"][is_heavy])
@@ -192,7 +193,7 @@ def _within_power(program: Program, findings: list[Finding]) -> list[Finding]:
     first, later = ns[:2], ns[len(ns) // 2 :]
     if len(ns) < STEPS_TO_JUDGE or of_steps.size().nunique() > 1 or later.min() < first.max():
         return findings
-    if (longer := float(np.median(later) / first.min()) - 1) < THROTTLED:
+    if (longer := float(np.median(later) / first.min()) - 1) < THROTTLED or len(program.times.communication):
         return findings
     left = 1 / (1 + program.steps["compute_ns"].sum() / program.wall_ns)
     note = "saved: the GPU is at the limit of its power, and clocks lower if it rests less, as equal work takes "
