@@ -60,8 +60,7 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     evidence += f"{program.ms(worst['gpu_ns'])} exposed"
     if not pd.isna(worst["bytes"]):
         evidence += f", {worst['bytes'] / 1e6:,.1f} MB at {worst['algorithm_gb_per_s']:,.1f} GB/s"
-    if waiting_ns:
-        evidence += f"; {program.ms(waiting_ns)} more may be waiting for other ranks"
+    evidence += f"; {program.ms(waiting_ns)} more may be waiting for other ranks" * bool(waiting_ns)
     kernels, collectives, stream = program.kernels, _collectives(program), ["lane", "stream"]
     computing = kernels[kernels["kernel_class"] != "comm"].groupby(stream).size()
     is_shared = collectives.set_index(stream).index.isin(computing.index[computing > 1])
@@ -77,7 +76,8 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         saves, evidence = round(TURNS_PART * alone_ns), f"{evidence}; hidden they take longer, and slow what computes"
     if passes >= SEVERAL_PASSES:
         buffers = kernels[matching(kernels["phase"], LAYER_PHASES) & matching(kernels["name"], _BUFFERS)]
-        saves = program.without_ns(pd.concat([collectives, buffers]), 1 / passes, 1 / passes)
+        of_passes = pd.concat([collectives[matching(collectives["phase"], LAYER_PHASES)], buffers])
+        saves = program.without_ns(of_passes, 1 / passes, 1 / passes)
         saves += round((SLOWS * (comm_ns - exposed_ns) - waiting_ns) * (1 - 1 / passes))
         cases.append("exposed-collectives:passes")
         evidence += (
@@ -111,7 +111,7 @@ def repeated_passes(program: Program) -> float:
     gradients of several batches, with communication in each of their passes.
     """
     ops = program.ops.iloc[program.by_start]
-    is_comm, phase = ops["kernel_class"] == "comm", ops["phase"]
+    is_comm, phase = (ops["kernel_class"] == "comm") & matching(ops["phase"], LAYER_PHASES), ops["phase"]
     reduces, gathers = (is_comm & matching(ops["name"], like) for like in (_REDUCTIONS, _GATHERS))
     if program.mode != "training" or not program.choice.count or (reduces & (phase == "forward")).any():
         return 1.0  # tensor parallelism reduces activations
