@@ -621,8 +621,8 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
     saves = program.without_ns(pieces, left, 1 / PIECES)
     if saves and saves >= COPIES_SHARE * program.wall_ns:
         evidence = f"{program.of_wall(program.busy_ns(pieces))} in {program.number(len(pieces), 'kernel')} that run "
-        product = largest(pieces[pieces["kernel_class"] == "gemm"], "ns")["name"]
-        evidence += f"{PIECES} times or more in a row, such as {shortened(product)}"
+        product = shortened(largest(pieces[pieces["kernel_class"] == "gemm"], "ns")["name"])
+        evidence += f"{PIECES} times or more in a row, such as {product}{program.with_launches(pieces, saves)}"
         yield program.finding_in_ops("far-from-limit:pieces", evidence, pieces, saves=saves)
     if program.limits is None:
         return

@@ -333,7 +333,7 @@ def allocation(program: Program) -> Iterator[Finding]:
     """
     if len(rows := program.idle("allocation")):
         saves, cut = _whole_steps_save(program, program.allocating_ns(), ["allocation"])
-        note = f"; the host waits longer in them: without these calls {program.shorter(saves)}{cut}"
+        note = f"{cut}; the host waits longer in them: without these calls {program.shorter(saves)}"
         note *= bool(saves > rows["idle_ns"].sum())
         yield program.finding_in_idle("allocation", rows, note=note, saves=saves)
 
