@@ -53,8 +53,8 @@ classes before this share of the waits.
 READS, WRITES, MOVES = (re.compile(f"^[mM]emcpy {way}") for way in ("DtoH", "HtoD", "DtoD"))
 """Copies to the host, from it and within a GPU, as nsys and PyTorch's profiler name them."""
 ZEROES = re.compile("^[mM]emset")
-FILLS, SCATTERS = re.compile("FillFunctor"), re.compile(r"index_copy|index_put|scatter", re.IGNORECASE)
-"""Kernels that fill a tensor, and those that write some of its rows."""
+FILLS, SCATTERS = re.compile("FillFunctor"), re.compile("^(?!.*scatter_fill).*(?:index_copy|index_put|scatter)", re.I)
+"""Kernels that fill a tensor, and those that write some of its rows, but not a constant, as routers of experts do."""
 
 _FREES = r"^(cu(da)?|hip)(Free|MemFree)(?!.*Async)"
 
