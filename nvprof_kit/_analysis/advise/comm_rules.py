@@ -30,31 +30,32 @@ EXPOSED_SHARE, IN_TURNS_SHARE, HIDDEN_SHARE, WAITING_SHARE = 0.05, 0.02, 0.1, 0.
 def exposed_collectives(program: Program) -> Iterator[Finding]:
     """Communication beside which nothing computes, without what may be waiting, is 5 % or more, or is 2 % and hardly
     any is hidden; says whether it runs on the stream that computes, and in serving whether it is the all-reduce of
-    tensor parallelism. In training, what is gathered outside layers and their passes for 2 % or more is a finding of
-    its own.
+    tensor parallelism. In training, what is gathered outside layers, their passes and the optimizer, which gathers the
+    parameters that it shards, is a finding of its own if it takes 2 % or more.
 
     Saves: That time; in training, where hardly any is hidden, 30 % of it, as hidden collectives take longer and slow
     what computes beside them; where gradients are reduced or shards gathered in several passes of a step, what all but
     one take and slow, and the copies into their buffers and out.
     """
-    rows, steps = program.times.communication, program.steps
-    comm_ns, exposed_ns = int(steps["comm_ns"].sum()), int(steps["exposed_comm_ns"].sum())
+    rows = program.times.communication
+    rows = rows.assign(alone_ns=rows["exposed_ns"] - rows["waiting_ns"]).nlargest(len(rows), "alone_ns")
+    comm_ns, exposed_ns = (int(program.steps[name].sum()) for name in ("comm_ns", "exposed_comm_ns"))
     waiting_ns = min(_waiting_ns(program) + program.waited_ns, exposed_ns)
     alone_ns, moving_ns = exposed_ns - waiting_ns, max(comm_ns - waiting_ns, 1)
-    is_outside = (rows["layer"] == NO_LAYER) & ~rows["phase"].isin(LAYER_PHASES) & (program.mode == "training")
-    gathers = rows[is_outside & rows["collective"].isin(("AllGather", "Broadcast"))]
-    gathers_ns = int((gathers["exposed_ns"] - gathers["waiting_ns"]).sum())
+    is_outside = (rows["layer"] == NO_LAYER) & ~rows["phase"].isin((*LAYER_PHASES, "optimizer"))
+    gathers = rows[is_outside & rows["collective"].isin(("AllGather", "Broadcast")) & (program.mode == "training")]
+    gathers_ns = int(gathers["alone_ns"].sum())
     if gathers_ns >= IN_TURNS_SHARE * program.wall_ns:
         rows, alone_ns, moving_ns = rows.drop(gathers.index), alone_ns - gathers_ns, max(moving_ns - gathers_ns, 1)
         evidence = f"{program.of_wall(gathers_ns)} in {program.number(gathers['ops'].sum(), 'gather')} outside layers, "
         evidence += f"beside which nothing computes; most in {gathers['collective'].iloc[0]} of {NO_LAYER} "
-        evidence += f"{gathers['phase'].iloc[0]}: {program.ms(gathers['exposed_ns'].iloc[0])}"
+        evidence += f"{gathers['phase'].iloc[0]}: {program.ms(gathers['alone_ns'].iloc[0])}"
         ops = _collectives(program, gathers.iloc[0])
         yield program.finding_in_ops("exposed-collectives:outside", evidence, ops, saves=gathers_ns)
     in_turns = alone_ns >= IN_TURNS_SHARE * program.wall_ns and alone_ns >= (1 - HIDDEN_SHARE) * moving_ns
     if not len(rows) or not (in_turns or alone_ns >= EXPOSED_SHARE * program.wall_ns):
         return
-    worst = rows.iloc[int((rows["exposed_ns"] - rows["waiting_ns"]).to_numpy().argmax())]
+    worst = rows.iloc[0]
     evidence = f"{program.of_wall(alone_ns)} the GPU moves data between ranks and computes nothing; most in "
     evidence += f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} of "
     evidence += f"{program.ms(worst['gpu_ns'])} exposed"
