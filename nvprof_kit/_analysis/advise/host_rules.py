@@ -104,10 +104,8 @@ def _launch_savings(program: Program, busy_gaps: pd.DataFrame) -> tuple[int, lis
     saves_ns = min(int(program.launched_late_ns() * launch_share), launch_idle_ns)
     notes = []
     stalls = program.stalls
-    if stalls["idle_ns"].sum() >= BUSY_SHARE * program.wall_ns:
-        notes.append(
-            f"without {program.ms(stalls['idle_ns'].sum())} in which the host was long busy with something else"
-        )
+    if (long_ns := stalls["idle_ns"].sum()) >= BUSY_SHARE * program.wall_ns:
+        notes.append(f"without {program.ms(long_ns)} in which the host was long busy with something else")
     if saves_ns < WORTH_A_NOTE * launch_idle_ns:
         notes.append(f"{program.ms(launch_idle_ns - saves_ns)} of it are the profiler's or follow waits: not counted")
     stalls_ns = stalls.groupby("window")["idle_ns"].sum().reindex(program.steps.index, fill_value=0)
@@ -379,11 +377,12 @@ def garbage(program: Program) -> Iterator[Finding]:
 
 def _whole_steps_save(program: Program, saves: float, causes: Collection[str]) -> tuple[float, str]:
     """What is saved if the first step idles for these causes as long as the median one, as what came before it may lie
-    outside the capture, and others as far as their causes are unknown: after the last operation they are; and a note.
+    outside the capture, and so the last one, as far as no operation follows; and a note that says so.
     """
     steps, idle_ns = program.steps, program.steps[[f"idle_{cause}_ns" for cause in causes]].sum(axis=1)
     of_gpu = idle_ns.groupby([steps["process"], steps["device"]])
-    less_ns = (of_gpu.transform("median") - idle_ns).clip(0, steps["idle_other_ns"].where(of_gpu.cumcount() > 0))
+    at_most_ns = steps["idle_other_ns"].where(of_gpu.cumcount(ascending=False) == 0, 0).where(of_gpu.cumcount() > 0)
+    less_ns = (of_gpu.transform("median") - idle_ns).clip(0, at_most_ns)
     added = float(less_ns.sum() / max(idle_ns.sum(), 1)) * (program.choice.count >= STEPS_TO_JUDGE)
     note = f"; {share(added, 1)} more if the first and last step, which are cut, count as the median one"
     return saves * (1 + added), note * (added >= BUSY_SHARE)
@@ -411,9 +410,8 @@ def unstable_step(program: Program) -> Iterator[Finding]:
     usual_ns = products_ns[is_compiled].median()  # NaN if none is compiled
     is_alike = products_ns.between(usual_ns / UNSTABLE, usual_ns * UNSTABLE)
     is_eager = steps["step"].isin(products_ns.index[is_alike & ~is_compiled])
-    usual = (
-        steps[["wall_ns", "work_ns"]].where(~is_eager).groupby(gpus).transform("quantile", 0.5, interpolation="lower")
-    )
+    compared = steps[["wall_ns", "work_ns"]].where(~is_eager).groupby(gpus)
+    usual = compared.transform("quantile", 0.5, interpolation="lower")
     excess_ns = steps["work_ns"] - usual["work_ns"]
     is_slow = (steps["wall_ns"] > UNSTABLE * usual["wall_ns"]) & (excess_ns > (UNSTABLE - 1) * usual["wall_ns"] / 2)
     is_slow &= steps.groupby(gpus)["wall_ns"].transform("size") >= STEPS_TO_JUDGE
