@@ -30,7 +30,7 @@ from nvprof_kit._analysis.advise.program import (
     placed,
     smallest_side,
 )
-from nvprof_kit._analysis.advise.replay import FILLS, READS, SLOWS, matching
+from nvprof_kit._analysis.advise.replay import FILLS, READS, SLOWS, WRITES, matching
 from nvprof_kit._analysis.attribution.intervals import Cover, as_slice, exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
@@ -43,7 +43,8 @@ COPY_SHARE, PINNED_SHARE = 0.002, 0.05
 NUMBER_BYTES = 64
 """Copies of fewer bytes each are of single numbers."""
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
-LAYOUT_SHARE = 0.2
+LAYOUT_SHARE, UNREAD_SHARE = 0.2, 0.2
+"""Less than `UNREAD_SHARE` of the logits, as the last token's, is less than the times of filling and copying vary by."""
 LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
@@ -94,7 +95,7 @@ def copies(program: Program) -> Iterator[Finding]:
     and where Python's stacks were recorded `low`.
 
     Saves: How much shorter the steps would be without these copies, the waits for them and that work, both without the
-    profiler, but what their link takes for those to the GPU; of pinned memory the time exposed.
+    profiler, less what their link needs of the exposed time of those to the GPU; of pinned memory the time exposed.
     """
     rows, ops = program.times.copies, program.ops
     moves = ops[np.isin(ops["kind"], (OP_KINDS.index("memcpy"), OP_KINDS.index("memset")))]
@@ -111,7 +112,7 @@ def copies(program: Program) -> Iterator[Finding]:
             is_after = 2 * program.gaps_at_copies["idle_ns"][after].sum() >= idle_ns
             first = (blocking["layer"] == NO_LAYER) & (blocking["copy"].astype(str).str.contains(READS) == is_after)
         worst = blocking.iloc[int((first if first.any() else blocking["exposed_ns"]).to_numpy().argmax())]
-        is_number = worst["bytes"] < NUMBER_BYTES * worst["ops"]
+        is_number, is_write = worst["bytes"] < NUMBER_BYTES * worst["ops"], blocking["copy"].str.contains(WRITES)
         evidence = f"{program.number(blocking['ops'].sum(), 'copy', 'copies')}, "
         evidence += f"{share(blocking['ops'][blocking['memory'] == 'pageable'].sum(), blocking['ops'].sum())} of them "
         evidence += f"through pageable memory, {size(blocking['bytes'].sum() / program.parts)}{program.per_step}; "
@@ -128,7 +129,7 @@ def copies(program: Program) -> Iterator[Finding]:
         is_wait = way == "DtoH" and is_number and saves > 2 * max(exposed_ns, busy_ns)
         if way == "HtoD" and (is_number or is_work):
             way = "HtoD of numbers" if is_number else "HtoD of work"
-        elif way == "HtoD" and (left_ns := (blocking["gpu_ns"] * blocking["of_link"]).sum()):
+        elif way == "HtoD" and (left_ns := (blocking["exposed_ns"] * blocking["of_link"])[is_write].sum()):
             saves -= round(left_ns)
             evidence += f"; not all is saved: over this link they take {program.ms(left_ns)} from pinned memory too"
         cases = ["copies:work" if is_work else "copies"]
@@ -360,7 +361,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     longest = largest(at(products, layer, phase), "ns")
     evidence = f"{program.number(len(products), 'kernel')}, {program.ms(busy_ns)}{program.per_step}, most in {layer} "
     evidence += f"{phase}: {shortened(longest['name'])}"
-    evidence += f"{f'; casts in these layers take {program.ms(cast_ns)}' if cast_ns else ''}"
+    evidence += f"{f'; casts beside them take {program.ms(cast_ns)}' if cast_ns else ''}"
     yield program.finding_in_ops(case, evidence, products, saves=saves, confidence="high")
 
 
@@ -423,11 +424,12 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     """A prefill runs kernels on its logits four times as long as those on a block's activations; or its head's product
     has a kernel with tiles of at least 128x128, as `nvjet_sm90_tst_320x128_…`, and takes as long as nine of ten
     products of the blocks, unless these have few tokens: so it computes the logits of all tokens. With `low` confidence
-    if a softmax or another reduction reads them. In training, the head's product in the backward pass reads what was
-    filled with zeros and then written in part.
+    if a softmax or another reduction reads them. In training, the head's product in the backward pass reads gradients
+    that were filled with zeros, of which the next kernel wrote four fifths or less: a copy of all would take twice as
+    long as the filling, since it reads and writes.
 
-    Saves: The time of the head and of these kernels; in training what the part not written takes of the head, at half
-    the time of writing for that of filling, and both.
+    Saves: The time of the head and of these kernels; in training the part of the head's time that is not of written
+    gradients, and the filling and writing.
     """
     if program.mode not in ("training", "prefill", "mixed"):
         return
@@ -439,8 +441,8 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
         is_padded &= pd.Series(matching(filled["name"], FILLS), kernels.index)
         heads = kernels[of_head & kernels["layer"].isin(kernels["layer"][is_padded])]
         written_ns, filled_ns = (int(before["ns"][is_padded].sum()) for before in (written, filled))
-        left = min(written_ns / max(2 * filled_ns, 1), 1)  # a copy reads and writes
-        if (1 - left) * heads["ns"].sum() >= COPIES_SHARE * program.wall_ns:
+        left = written_ns / max(2 * filled_ns, 1)  # a copy reads and writes
+        if left <= 1 - UNREAD_SHARE and (1 - left) * heads["ns"].sum() >= COPIES_SHARE * program.wall_ns:
             evidence = f"{program.of_wall(program.busy_ns(heads))} in products of {heads['layer'].iloc[0]}, of whose "
             evidence += f"logits the loss reads about {share(left, 1)}: zeros fill the others' gradients"
             saves = program.without_ns(heads, left, 1) + written_ns + filled_ns
@@ -473,7 +475,7 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
             "many are the logits of all tokens"
         )
     is_needed = bool(matching(kernels["kernel_class"][reads], ("softmax", "reduction")).any())
-    evidence += "; what reads them all may need them all" * is_needed
+    evidence += "; a softmax or a reduction reads them, and may need all" * is_needed
     if is_large.any():
         name = shortened(str(kernels["name"][is_large].iloc[0]))
         evidence += f"; its product, {name}, has tiles for many rows and takes as long as the long ones of a block"
@@ -484,8 +486,8 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
 def optimizer_loop(program: Program) -> Iterator[Finding]:
     """150 kernels per step or more in the optimizer, of those that work on one parameter, but no products, as of Muon.
 
-    Saves: Their launches, of each what the shortest takes, at most 3 µs, and of their other time what one kernel
-    instead of eight saves in Adam: 58 %, and 45 % in 16 bits; without its kernels no more than 3/8, as of SGD.
+    Saves: Their launches; of each as much as the shortest takes, at most 3 µs; and of the rest of their time what one
+    fused kernel saves: 58 % of the eight kernels of Adam, 45 % in 16 bits, and 3/8 of others, as of SGD with momentum.
     """
     kernels = program.kernels
     is_single = ~matching(kernels["kernel_class"], ("comm", "gemm")) & ~matching(kernels["name"], MANY_PARAMETERS)
@@ -494,7 +496,7 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
         return
     fused = np.where(matching(kernels["name"], _16_BITS), FUSED_ADAM_16, FUSED_ADAM)
     fused = np.maximum(fused, FUSED_SGD * ~matching(kernels["name"], _ADAM).any())
-    left = fused * (1 - min(kernels["ns"].min(), SHORT_NS) / kernels["ns"])
+    left = fused * (1 - min(kernels["ns"].min(), SHORT_NS) / kernels["ns"].clip(lower=1))
     saves = program.without_ns(kernels, left, OPTIMIZER_KERNELS / 100 / len(kernels) * program.parts)
     evidence = f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
     evidence += f"{program.with_launches(kernels, saves)}"
@@ -596,9 +598,9 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
     capture, layers of a kind take twice the least time of their operators, and 5 % of the time above it; then
     confidence is low.
 
-    Saves: 5/6 or 2/3 of these products, or what the layers take above that least time; of each piece and what runs
-    beside it 3 µs and its launch, of products in tiles with a side below 128 that part too, as 1/2 of 64, but not where
-    the program may decode, and what joins pieces.
+    Saves: 5/6 or 2/3 of these products, or what the layers take above that least time; of pieces, and what runs as
+    often beside them, seven of eight launches and 3 µs each, and what joins them. Tiles with a side below 128, as 64,
+    save that part too, 1/2, unless the program may decode.
     """
     ops = program.ops[matching(program.ops["name"], _ODD)]
     parts = ops["name"].astype(str).str.extract(_ODD)[0].map(ODD_PARTS)
@@ -620,9 +622,9 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
     left = of_tile * (1 - SHORT_NS / pieces["ns"].clip(lower=SHORT_NS)) * ~is_join[is_piece]
     saves = program.without_ns(pieces, left, 1 / PIECES)
     if saves and saves >= COPIES_SHARE * program.wall_ns:
-        evidence = f"{program.of_wall(program.busy_ns(pieces))} in {program.number(len(pieces), 'kernel')} that run "
-        product = shortened(largest(pieces[pieces["kernel_class"] == "gemm"], "ns")["name"])
-        evidence += f"{PIECES} times or more in a row, such as {product}{program.with_launches(pieces, saves)}"
+        evidence = f"{program.of_wall(program.busy_ns(pieces))} in {program.number(len(pieces), 'kernel')} of products "
+        product = largest(pieces[pieces["kernel_class"] == "gemm"], "ns")["name"]
+        evidence += f"in {PIECES} pieces or more, such as {shortened(product)}{program.with_launches(pieces, saves)}"
         yield program.finding_in_ops("far-from-limit:pieces", evidence, pieces, saves=saves)
     if program.limits is None:
         return

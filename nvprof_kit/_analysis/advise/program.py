@@ -48,18 +48,18 @@ SHORT_NS = 3_000
 
 CHAIN_LENGTH, PAST_TIMES, IN_BLOCKS, RECURRING_SHARE = 4, 4, 4, 0.1
 """In decoding, light kernels on new tokens take less than `PAST_TIMES` as long as the usual one, on a cache or weights
-longer. A kernel that `IN_BLOCKS` nodes of a CUDA graph run is taken for one of its blocks.
-Those outside layers that take this part of the costliest tell by how often they run the turns of a loop.
+longer. A kernel that `IN_BLOCKS` nodes of a CUDA graph run is taken for one of its blocks. Outside layers, how often
+those kernels of a chain recur that take `RECURRING_SHARE` of the costliest one's time is how many turns a loop has.
 """
 
 MASK_PART = 0.25
 """Kernels in a row of which those that make a mask take this part are there for it."""
 
 TURNS, CHECKED, STALL_OF_STEP = 0.25, 0.1, 0.05
-"""If that part of the waits of a place is followed by one in another call, they are of one loop. So many waits of the
-backward pass over its operations on the GPU are of anomaly detection, about 0.2, as it checks each gradient by two
-kernels and a copy; in the forward pass it records where each was called. And a gap of this part of the median step, in
-which what the host did is unknown, is no late launch but a stall.
+"""If `TURNS` of the waits of a place are followed by one in another call, they are of one loop. More than `CHECKED`
+waits for each operation of the backward pass are of anomaly detection, about 0.2, as it checks each gradient by two
+kernels and a copy; in the forward pass it records where each was called. A gap of `STALL_OF_STEP` of the median step,
+in which what the host did is unknown, is no late launch but a stall.
 """
 
 WORTH_A_NOTE = 0.8
