@@ -55,7 +55,7 @@ RULES: Mapping[str, Rule] = {
     "exposed-collectives": Rule(comm_rules.exposed_collectives),
     "rank-wait": Rule(comm_rules.rank_waits),
     "unstable-step": Rule(host_rules.unstable_step),
-    "copies": Rule(gpu_rules.copies),
+    "copies": Rule(gpu_rules.copies, gpu_rules.COPY_SHARE),
     "small-kernels": Rule(gpu_rules.small_kernels),
     "unfused-chains": Rule(gpu_rules.unfused_chains, gpu_rules.CHAINS_SHARE),
     "tensor-copies": Rule(gpu_rules.tensor_copies),
@@ -183,15 +183,15 @@ def advise(
 
 def _within_power(program: Program, findings: list[Finding]) -> list[Finding]:
     """The findings; those of idle time save less if the GPU is at the limit of its power: if the matrix products and
-    attention of each step of the later half take longer than those of the first two, before which it rests. Power grows
-    with the square of the clock, so the product of the step's time and that of its work stays the same. Beside
-    communication work takes longer too, which tells nothing.
+    attention of each step of the later half take longer than those of the first two, before which it rests; not in
+    decoding, where they do so as the cache grows. Power grows with the square of the clock, so the product of the
+    step's time and that of its work stays the same. Beside communication work takes longer too, which tells nothing.
     """
     is_heavy = matching(program.ops["kernel_class"], ("gemm", "attention"))
     of_steps = program.ops["ns"][is_heavy].groupby(program.ops["step"][is_heavy])
     ns = of_steps.sum().to_numpy()
     first, later = ns[:2], ns[len(ns) // 2 :]
-    if len(ns) < STEPS_TO_JUDGE or of_steps.size().nunique() > 1 or later.min() < first.max():
+    if len(ns) < STEPS_TO_JUDGE or of_steps.size().nunique() > 1 or later.min() < first.max() or program.may_decode:
         return findings
     if (longer := float(np.median(later) / first.min()) - 1) < THROTTLED or len(program.times.communication):
         return findings

@@ -55,10 +55,9 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     in_turns = alone_ns >= IN_TURNS_SHARE * program.wall_ns and alone_ns >= (1 - HIDDEN_SHARE) * moving_ns
     if not len(rows) or not (in_turns or alone_ns >= EXPOSED_SHARE * program.wall_ns):
         return
-    worst = rows.iloc[0]
-    evidence = f"{program.of_wall(alone_ns)} the GPU moves data between ranks and computes nothing; most in "
-    evidence += f"{worst['collective']} of {worst['layer']} {worst['phase']}: {program.ms(worst['exposed_ns'])} of "
-    evidence += f"{program.ms(worst['gpu_ns'])} exposed"
+    worst, evidence = rows.iloc[0], f"{program.of_wall(alone_ns)} the GPU moves data between ranks and computes nothing"
+    evidence += f"; most in {worst['collective']} of {worst['layer']} {worst['phase']}: "
+    evidence += f"{program.ms(worst['exposed_ns'])} of {program.ms(worst['gpu_ns'])} exposed"
     if not pd.isna(worst["bytes"]):
         evidence += f", {worst['bytes'] / 1e6:,.1f} MB at {worst['algorithm_gb_per_s']:,.1f} GB/s"
     evidence += f"; {program.ms(waiting_ns)} more may be waiting for other ranks" * bool(waiting_ns)

@@ -44,7 +44,7 @@ NUMBER_BYTES = 64
 """Copies of fewer bytes each are of single numbers."""
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
 LAYOUT_SHARE, UNREAD_SHARE = 0.2, 0.2
-"""Less than `UNREAD_SHARE` of the logits, as the last token's, is less than the times of filling and copying vary by."""
+"""Less than this share of the logits, as the last token's, is less than the times of filling and copying vary by."""
 LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
