@@ -330,7 +330,8 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     if 2 * ops["ns"][is_tf32].sum() < ops["ns"][is_product & ~is_fp32].sum():  # beside more products in 16 bits
         is_fp32 |= is_tf32
     products = ops[is_fp32]
-    if not products["ns"].any():
+    busy_ns = program.busy_ns(products)
+    if not busy_ns or busy_ns < FP32_SHARE * program.wall_ns:
         return
     # of weights and activations to fp32 and back, for these products
     is_cast = matching(ops["name"], _CASTS)
@@ -338,9 +339,7 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
     beside = ((nearest.bfill() == 1) | (nearest.ffill() == 1)).reindex(ops.index)
     is_cast &= np.where(ops["layer"] == NO_LAYER, beside, ops["call_of_layer"].isin(products["call_of_layer"]))
     casts = ops.loc[is_cast, ["start_ns", "end_ns", "lane"]]
-    busy_ns, cast_ns = program.busy_ns(products), program.busy_ns(casts)
-    if busy_ns < FP32_SHARE * program.wall_ns:
-        return
+    cast_ns = program.busy_ns(casts)
     of_vectors_ns = products["ns"][matching(products["name"], _VECTOR)].sum()
     is_of_memory = program.mode in ("decode", "mixed") or 2 * cast_ns > busy_ns or 2 * of_vectors_ns > busy_ns
     keys, saved_share = ["layer_kind", "phase", "layer"], np.where(is_tf32 | is_of_memory, 1 / 2, 7 / 8)
@@ -591,6 +590,12 @@ def _unusual_ns(times: pd.Series[Any]) -> float:
     return float(max(OUTLIER * usual_ns, usual_ns + 5 * (times - usual_ns).abs().median()))
 
 
+def _times(run: Any, name: Any) -> Any:
+    """How often the name of each kernel recurs in its run."""
+    of_name = distinct_rows(run.astype(np.int64), name.astype(np.int64))[1]
+    return np.bincount(of_name, minlength=1)[of_name]
+
+
 def far_from_limit(program: Program) -> Iterator[Finding]:
     """Matrix products in kernels that load elements of 16 bits one by one or by two, as for rows of no multiple of 8
     (``align1`` and ``align2`` in CUTLASS's names), or products that a block computes in eight pieces or more, with no
@@ -609,17 +614,19 @@ def far_from_limit(program: Program) -> Iterator[Finding]:
         evidence = f"{program.of_wall(program.busy_ns(ops))} in {program.number(len(ops), 'kernel')} such as "
         evidence += f"{shortened(largest(ops, 'ns')['name'])}"
         yield program.finding_in_ops("far-from-limit:unaligned", evidence, ops, saves=saves, confidence="high")
-    ops = program.ops[[*_OF_CHAINS, "kernel_class", "block"]].iloc[program.by_start]
-    is_between, is_join = matching(ops["kernel_class"], BETWEEN_PRODUCTS), matching(ops["name"], _JOINS)
-    columns = ops["block"].cat.codes, ops["phase"].cat.codes, ops["lane"], is_between
-    run = np.cumsum(np.any([np.diff(column, prepend=0) != 0 for column in columns], axis=0))
-    of_name = distinct_rows(*(codes.astype(np.int64) for codes in (run, ops["name"].cat.codes.to_numpy())))[1]
-    is_piece = (np.bincount(of_name, minlength=1)[of_name] >= PIECES) & (ops["block"] != "").to_numpy()
-    is_long = matching(ops["kernel_class"], {"gemm"}) & (ops["ns"] >= SMALL_NS).to_numpy()
-    is_piece = (is_piece | is_join) & np.isin(run, run[is_piece & is_long])
-    pieces = ops[is_piece]
+    ops, order = program.ops, program.by_start
+    block, phase, name = (ops[column].cat.codes.to_numpy()[order] for column in ("block", "phase", "name"))
+    columns = block, phase, ops["lane"].to_numpy()[order], matching(ops["kernel_class"], BETWEEN_PRODUCTS)[order]
+    run = np.cumsum(np.any([np.diff(column, prepend=0) != 0 for column in columns], axis=0), dtype=np.int32)
+    is_product = (matching(ops["kernel_class"], {"gemm"}) & (ops["block"] != "").to_numpy())[order]
+    rows = np.flatnonzero(is_product)
+    is_piece = _times(run[rows], name[rows]) >= PIECES
+    rows = np.flatnonzero(np.isin(run, run[rows[is_piece & (ops["ns"].to_numpy()[order[rows]] >= SMALL_NS)]]))
+    is_join = matching(ops["name"], _JOINS)[order[rows]]
+    is_piece = (_times(run[rows], name[rows]) >= PIECES) & (ops["block"].to_numpy()[order[rows]] != "")
+    pieces, is_join = ops.iloc[order[rows[is_piece | is_join]]], is_join[is_piece | is_join]
     of_tile = 1.0 if program.may_decode else np.fmin(smallest_side(pieces["name"]) / LARGE_TILE, 1)
-    left = of_tile * (1 - SHORT_NS / pieces["ns"].clip(lower=SHORT_NS)) * ~is_join[is_piece]
+    left = of_tile * (1 - SHORT_NS / pieces["ns"].clip(lower=SHORT_NS)) * ~is_join
     saves = program.without_ns(pieces, left, 1 / PIECES)
     if saves and saves >= COPIES_SHARE * program.wall_ns:
         evidence = f"{program.of_wall(program.busy_ns(pieces))} in {program.number(len(pieces), 'kernel')} of products "
