@@ -367,14 +367,15 @@ def fp32_gemms(program: Program) -> Iterator[Finding]:
 def double_precision(program: Program) -> Iterator[Finding]:
     """Kernels that compute with 64-bit floating-point numbers take 1 % or more.
 
-    Saves: In layers the casts to them and from them, and 3/4 of the rest, as numbers of 16 bits are a quarter of the
-    bytes; 1/2 outside, as in a loss in float32.
+    Saves: The casts to them and from them, and 3/4 of the rest, as numbers of 16 bits are a quarter of the bytes; 1/2
+    outside layers in a phase with a softmax, as in a loss, which is right in float32.
     """
     kernels = program.kernels[matching(program.kernels["name"], DOUBLE)]
     if not len(kernels):
         return
-    is_cast, is_outside = matching(kernels["name"], _CASTS), kernels["layer"] == NO_LAYER
-    saves = program.without_ns(kernels, np.select([is_outside, is_cast], [1 / 2, 0], 1 / 4), 1)
+    is_cast, of_softmax = matching(kernels["name"], _CASTS), kernels["kernel_class"] == "softmax"
+    in_loss = (kernels["layer"] == NO_LAYER) & kernels["phase"].isin(kernels["phase"][of_softmax])
+    saves = program.without_ns(kernels, np.select([in_loss, is_cast], [1 / 2, 0], 1 / 4), 1)
     evidence = f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
     evidence += f"{program.ms(kernels['ns'][is_cast].sum())}"
     yield program.finding_in_ops("double-precision", evidence, kernels, saves=saves, confidence="high")

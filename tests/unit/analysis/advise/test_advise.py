@@ -235,7 +235,9 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
         file, ("layers.0", [(COPY, 30_000), ("ampere_sgemm_128x64_tn" if bad else "nvjet", 40_000)] * 2)
     ),
     "double-precision": named(DOUBLES, HALVES),
-    "double-precision loss": lambda file, bad: back_to_back(file, ("", [(DOUBLES if bad else HALVES, 80_000)])),
+    "double-precision loss": lambda file, bad: back_to_back(
+        file, ("", [(f"SoftMaxForward<(int)2, {'double' if bad else 'float'}>", 80_000)])
+    ),
     "double-precision softmax": named("SoftMaxForward<(int)2, double>", "SoftMaxForward<(int)2, float>(double)"),
     "double-precision product": named("cutlass_80_d884gemm_64x64", "FusedAdamMathFunctor<float>(double, double)"),
     "far-from-limit": named(
