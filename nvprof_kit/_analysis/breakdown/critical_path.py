@@ -73,8 +73,8 @@ def critical_path(
     names = np.array(host.names, dtype=object)[host.name[operator]]
     on_host = pd.DataFrame(
         {
-            "layer": np.asarray(layers)[pieces.range],
-            "phase": np.asarray(phases)[pieces.range],
+            "layer": np.asarray(layers)[stretch.range[pieces.state]],
+            "phase": np.asarray(phases)[stretch.range[pieces.state]],
             "operator": np.where(operator == NONE, "", names),
             "sort": _HOST,
             "ns": pieces.end - pieces.start,

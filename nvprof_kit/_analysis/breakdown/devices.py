@@ -278,12 +278,10 @@ def _split(gaps: Table, on_host: Stretch, owner: Codes) -> tuple[Table, Table, T
     pieces = on_host.pieces(gaps["pid"][interval], tid[interval], starts, ends)
     pieces = pieces._replace(interval=interval[pieces.interval])
     gaps = {**gaps, "late_until": late_until}
-    function = np.full(len(pieces.tid), NONE)
+    function, operator = np.full(len(pieces.tid), NONE), on_host.operator_name[pieces.call]
     if functions is not None:  # outside calls, operators and layers
         function = functions.at(pieces.tid, pieces.start, (end - start)[pieces.interval])
-        function[(pieces.call != NONE) | on_host.activity.in_layer[pieces.range]] = NONE
-    operator = on_host.operator_name[pieces.call]
-    if functions is not None:
+        function[(pieces.call != NONE) | on_host.activity.in_layer[on_host.range][pieces.state]] = NONE
         operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
     cause = _causes(gaps, pieces, on_host, function)
     queued = np.flatnonzero(until < end)
@@ -298,12 +296,12 @@ def _split(gaps: Table, on_host: Stretch, owner: Codes) -> tuple[Table, Table, T
     of_queued[rows[is_copy]] = CODE["sync"]
     in_copy = np.full(len(queued), NONE, dtype=host.name.dtype)
     in_copy[rows[is_copy]] = host.name[copy[is_copy]]
-    range_ = np.concatenate((pieces.range, gaps["launch_range"][queued]))
+    owners = owner[on_host.range][pieces.state], owner[gaps["launch_range"][queued]]
     starts = np.concatenate((pieces.start, until[queued]))
     idle_ns = np.concatenate((pieces.end, end[queued])) - starts
     keys: Table = {
         "cause": np.concatenate((cause, of_queued)),
-        "owner": owner[range_],
+        "owner": np.concatenate(owners),
         "operator": np.concatenate((operator, np.full(len(queued), NONE, dtype=operator.dtype))),
         "call": np.concatenate((on_host.call_name[pieces.call], in_copy)),
     }
@@ -368,7 +366,7 @@ def _waits(gaps: Table, pieces: Pieces, on_host: Stretch, owner: Codes) -> Table
     is_first = np.diff(inside.interval, prepend=NONE) > 0
     inside = inside.of(np.flatnonzero(is_first & ~np.isin(inside.interval, awaited)))
     event = np.concatenate((event, on_host.rows[inside.call]))
-    range_ = np.concatenate((range_, inside.range))
+    range_ = np.concatenate((range_, on_host.range[inside.state]))
     gap = np.concatenate((awaited, inside.interval))
     lost_ns = (np.minimum(late_until, end) - start)[awaited], end[inside.interval] - inside.start
     return {
@@ -382,8 +380,9 @@ def _waits(gaps: Table, pieces: Pieces, on_host: Stretch, owner: Codes) -> Table
 
 def _causes(gaps: Table, pieces: Pieces, on_host: Stretch, function: Int64Array) -> npt.NDArray[np.int8]:
     """The cause of each piece before a launch."""
-    (gap, tid, start, _, call, range_), activity = pieces, on_host.activity
-    cause = np.where((call != NONE) | activity.in_phase[range_], np.int8(CODE["launch"]), np.int8(CODE["unknown"]))
+    (gap, _, start, _, call, state), activity = pieces, on_host.activity
+    is_launch = (call != NONE) | activity.in_phase[on_host.range][state]
+    cause = np.where(is_launch, np.int8(CODE["launch"]), np.int8(CODE["unknown"]))
     if activity.functions is not None:
         functions = np.flatnonzero((cause == CODE["unknown"]) & (function != NONE))
         loads_data = activity.functions.loads_data[function[functions]]
@@ -391,12 +390,11 @@ def _causes(gaps: Table, pieces: Pieces, on_host: Stretch, function: Int64Array)
     # each of these comes before the ones above
     cause[gaps["is_graph"][gap]] = CODE["graph"]
     cause[start < gaps["late_until"][gap]] = CODE["after_sync"]
-    cause[activity.is_off_cpu(tid, start) | activity.host.system[on_host.rows][call]] = CODE["off_cpu"]
-    of_range, of_call = activity.range_cause[range_], on_host.cause[call]
-    np.copyto(cause, of_range, where=of_range != NONE)
-    cause[on_host.prepares[call] | activity.loading.contains(tid, start)] = CODE["loading"]
-    np.copyto(cause, of_call, where=of_call != NONE)
-    cause[activity.profiler.contains(gaps["pid"][gap], start)] = CODE["profiler"]
+    is_off_cpu = on_host.is_off_cpu[state] & activity.is_watched(start)
+    cause[is_off_cpu | activity.host.system[on_host.rows][call]] = CODE["off_cpu"]
+    of_state, of_call = on_host.state_cause[state], on_host.cause[call]
+    np.copyto(cause, of_state, where=of_state != NONE)
+    np.copyto(cause, of_call, where=(of_call != NONE) & (of_state != CODE["profiler"]))
     return cause
 
 

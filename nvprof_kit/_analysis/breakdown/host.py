@@ -304,7 +304,7 @@ class Pieces(NamedTuple):
         tid: The thread.
         start, end: In ns.
         call: Its innermost call or operator, a position in `HostActivity.rows`, or `NONE`.
-        range: Its innermost range, or `NONE`.
+        state: What else holds on its thread, an index into `Stretch.range` and others.
     """
 
     interval: Int64Array
@@ -312,7 +312,7 @@ class Pieces(NamedTuple):
     start: Int64Array
     end: Int64Array
     call: Int64Array
-    range: Int64Array
+    state: Int64Array
 
     def of(self, rows: Int64Array) -> Pieces:
         """Some of the pieces."""
@@ -406,13 +406,12 @@ class HostActivity:
         # of a thread that gives the device no more work it has no end
         start, end = (np.clip(edge, starts.min(initial=0), ends.max(initial=0)) for edge in loading)
         self.loading = Cover(tid, start, end)
-        self._on_cpu: Cover | None = None
         changes = [ranges.nesting.changes(), (tid, start), (tid, end)]
-        if trace.scheduled is not None and len(trace.scheduled):
-            tid, start, end = (trace.scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
-            self._on_cpu, self._scheduled = Cover(tid, start, end), few(np.sort(tid))
-            self._watched = int(start.min()), int(end.max())
-            changes += [(tid, start), (tid, end)]
+        scheduled = empty_frame("scheduled") if trace.scheduled is None else trace.scheduled
+        tid, start, end = (scheduled[name].to_numpy() for name in ("tid", "start_ns", "end_ns"))
+        self._on_cpu, self._scheduled = Cover(tid, start, end), few(np.sort(tid))
+        self._watched = int(start.min(initial=np.iinfo(np.int64).max)), int(end.max(initial=0))
+        changes += [(tid, start), (tid, end)]
         if self.functions is not None:
             changes.append(self.functions.nesting.changes())
         for thread, pid in host.threads.items():
@@ -460,13 +459,21 @@ class HostActivity:
         inside = slice(*np.searchsorted(time, (low, high + 1)))
         return np.append(self.threads, tid[inside]), np.append(np.full(len(self.threads), low), time[inside])
 
-    def is_off_cpu(self, tid: Int64Array, time_ns: Int64Array) -> Bools:
-        """Whether a thread was not on a CPU, shape ``(n,)``."""
-        if self._on_cpu is None:
-            return np.zeros(len(tid), dtype=bool)
-        first, last = self._watched
-        is_watched = np.isin(tid, self._scheduled) & (time_ns >= first) & (time_ns < last)
-        return is_watched & ~self._on_cpu.contains(tid, time_ns)
+    def states(self, tid: Int64Array, time_ns: Int64Array) -> tuple[Int64Array, npt.NDArray[np.int8], Bools]:
+        """Of threads at some times the innermost range, or `NONE`; the cause, an index into `NAMES` or `NONE`, that
+        this range is, or loading, or profiler overhead; and whether they are on no CPU; shape ``(n,)`` each.
+        """
+        ranges, process = self.ranges.nesting.innermost(tid, time_ns), self.host.threads
+        pid = np.array([process.get(thread, NONE) for thread in self.threads.tolist()], dtype=np.int64)
+        is_profiler = self.profiler.contains(pid[np.searchsorted(self.threads, tid)], time_ns)
+        is_loading, is_on_cpu = (cover.contains(tid, time_ns) for cover in (self.loading, self._on_cpu))
+        cause = np.where(is_loading, np.int8(CODE["loading"]), self.range_cause[ranges])
+        cause[is_profiler] = CODE["profiler"]
+        return ranges, cause, np.isin(tid, self._scheduled) & ~is_on_cpu
+
+    def is_watched(self, time_ns: Int64Array) -> Bools:
+        """Whether it was recorded which threads are on a CPU, shape ``(n,)``."""
+        return (time_ns >= self._watched[0]) & (time_ns < self._watched[1])
 
     def _prepares(self, first: Int64Array, calls: NestedCalls) -> Int64Array:
         """Which of the operators' long first calls took long themselves."""
@@ -526,16 +533,16 @@ class Stretch(NestedCalls):
 
     Attributes:
         activity: As given.
-        prepares: Whether each call is an operator's first call that took much longer than its others.
         operator_name: The name of the nearest operator of each call and operator, an index into those of the calls of
             the capture, or `NONE`.
         call_name: The name of each call, likewise; `NONE` for operators.
+        range, state_cause, is_off_cpu: What holds in each state but calls, as `HostActivity.states`.
     """
 
     def __init__(self, activity: HostActivity, low: int, high: int) -> None:
         super().__init__(activity.host, activity.calls(low, high))
         self.activity, self._calls = activity, activity.calls_of_processes(low, high)
-        self.prepares = np.isin(self.rows, activity.prepares)
+        self.cause[np.isin(self.rows, activity.prepares) & (self.cause == NONE)] = CODE["loading"]
         name, operator = activity.host.name, activity.host.operator[self.rows]
         self.operator_name = np.where(self.operator == NONE, name.dtype.type(NONE), name[self.operator])
         self.call_name = np.where((self.rows == NONE) | operator, name.dtype.type(NONE), name[self.rows])
@@ -546,8 +553,9 @@ class Stretch(NestedCalls):
         order = np.argsort(self._at(tid, time), kind="stable")
         tid, time = tid[order], time[order]
         positions = np.concatenate((self.nesting.changes_on(self._line, activity.threads), self._at(tid, time)))
-        owners = self.nesting.owner, activity.ranges.nesting.innermost(tid, time)
-        self._moments, (self._call_at, self._range_at) = moments_of(positions, owners)
+        owners = self.nesting.owner, np.arange(len(tid))
+        self._moments, (self._call_at, self._state_at) = moments_of(positions, owners)
+        self.range, self.state_cause, self.is_off_cpu = activity.states(tid, time)
 
     def pieces(self, pid: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
         """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
@@ -561,7 +569,7 @@ class Stretch(NestedCalls):
             end: Its end.
         """
         pieces, host = self._of_threads(np.arange(len(tid)), tid, start, end), self.activity.host
-        is_empty = (pieces.call == NONE) & ~self.activity.in_layer[pieces.range]
+        is_empty = (pieces.call == NONE) & ~self.activity.in_layer[self.range][pieces.state]
         is_moved, parts = np.zeros(len(is_empty), dtype=bool), [pieces]
         for process, calls in self._calls.items():
             starts = host.start[calls[:-1]]
@@ -578,9 +586,10 @@ class Stretch(NestedCalls):
             moved_to = np.where(call == NONE, empty.tid[row], host.tid[call])
             lasts = np.flatnonzero(end > start)
             moved = self._of_threads(empty.interval[row[lasts]], moved_to[lasts], start[lasts], end[lasts])
-            is_lost = (moved.call == NONE) & ~self.activity.in_phase[moved.range]
+            is_lost = (moved.call == NONE) & ~self.activity.in_phase[self.range][moved.state]
             moved.tid[is_lost] = tid[moved.interval[is_lost]]
-            moved.range[is_lost] = self.activity.ranges.nesting.innermost(moved.tid[is_lost], moved.start[is_lost])
+            lost_at = self._at(moved.tid[is_lost], moved.start[is_lost])
+            moved.state[is_lost] = self._state_at[np.searchsorted(self._moments, lost_at, side="right") - 1]
             parts.append(moved)
         parts[0] = pieces.of(np.flatnonzero(~is_moved))
         return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
@@ -600,7 +609,7 @@ class Stretch(NestedCalls):
         shift = (start - opens)[row]
         starts += shift
         ends += shift
-        return Pieces(interval[row], tid[row], starts, ends, self._call_at[state], self._range_at[state])
+        return Pieces(interval[row], tid[row], starts, ends, self._call_at[state], self._state_at[state])
 
 
 def _cause_of(name: str, patterns: Mapping[str, str]) -> int:
