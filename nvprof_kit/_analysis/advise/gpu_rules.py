@@ -541,7 +541,7 @@ def outlier_layers(program: Program) -> Iterator[Finding]:
     """
     kernels = program.kernels
     fused = kernels["layer"][matching(kernels["name"], FUSED)].unique()
-    blocks = kernels[["block_kind", "block"]][kernels["block"] != ""].drop_duplicates()
+    blocks = kernels.loc[~kernels["block"].duplicated() & (kernels["block"] != ""), ["block_kind", "block"]]
     compiled = blocks["block"].isin(fused).groupby(blocks["block_kind"], observed=True).mean()
     if len(partly := compiled.index[(compiled > 1 / 2) & (compiled < 1)]):
         is_partly = matching(kernels["block_kind"], {*partly})

@@ -278,9 +278,9 @@ def _split(gaps: Table, on_host: Stretch, owner: Codes) -> tuple[Table, Table, T
     pieces = on_host.pieces(gaps["pid"][interval], tid[interval], starts, ends)
     pieces = pieces._replace(interval=interval[pieces.interval])
     gaps = {**gaps, "late_until": late_until}
-    function, operator = np.full(len(pieces.tid), NONE), on_host.operator_name[pieces.call]
+    function, operator = np.full(len(pieces.call), NONE), on_host.operator_name[pieces.call]
     if functions is not None:  # outside calls, operators and layers
-        function = functions.at(pieces.tid, pieces.start, (end - start)[pieces.interval])
+        function = functions.at(on_host.tid[pieces.state], pieces.start, (end - start)[pieces.interval])
         function[(pieces.call != NONE) | on_host.activity.in_layer[on_host.range][pieces.state]] = NONE
         operator = np.where(function == NONE, operator, len(host.names) - 1 + function)
     cause = _causes(gaps, pieces, on_host, function)
@@ -380,7 +380,7 @@ def _waits(gaps: Table, pieces: Pieces, on_host: Stretch, owner: Codes) -> Table
 
 def _causes(gaps: Table, pieces: Pieces, on_host: Stretch, function: Int64Array) -> npt.NDArray[np.int8]:
     """The cause of each piece before a launch."""
-    (gap, _, start, _, call, state), activity = pieces, on_host.activity
+    (gap, start, _, call, state), activity = pieces, on_host.activity
     is_launch = (call != NONE) | activity.in_phase[on_host.range][state]
     cause = np.where(is_launch, np.int8(CODE["launch"]), np.int8(CODE["unknown"]))
     if activity.functions is not None:

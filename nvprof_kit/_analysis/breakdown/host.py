@@ -301,14 +301,12 @@ class Pieces(NamedTuple):
 
     Attributes:
         interval: The interval that it is a piece of.
-        tid: The thread.
         start, end: In ns.
-        call: Its innermost call or operator, a position in `HostActivity.rows`, or `NONE`.
-        state: What else holds on its thread, an index into `Stretch.range` and others.
+        call: Its innermost call or operator, a position in `Stretch.rows`, or `NONE`.
+        state: What else holds on its thread, an index into `Stretch.tid` and others.
     """
 
     interval: Int64Array
-    tid: Int64Array
     start: Int64Array
     end: Int64Array
     call: Int64Array
@@ -536,7 +534,8 @@ class Stretch(NestedCalls):
         operator_name: The name of the nearest operator of each call and operator, an index into those of the calls of
             the capture, or `NONE`.
         call_name: The name of each call, likewise; `NONE` for operators.
-        range, state_cause, is_off_cpu: What holds in each state but calls, as `HostActivity.states`.
+        tid: The thread of each state.
+        range, state_cause, is_off_cpu: What holds on it but calls, as `HostActivity.states`.
     """
 
     def __init__(self, activity: HostActivity, low: int, high: int) -> None:
@@ -551,11 +550,11 @@ class Stretch(NestedCalls):
         self._line = Line(origin, max(high + 2, line.origin + line.span) - origin)
         tid, time = activity.changes(low, high)
         order = np.argsort(self._at(tid, time), kind="stable")
-        tid, time = tid[order], time[order]
-        positions = np.concatenate((self.nesting.changes_on(self._line, activity.threads), self._at(tid, time)))
-        owners = self.nesting.owner, np.arange(len(tid))
+        self.tid, time = tid[order], time[order]
+        positions = np.concatenate((self.nesting.changes_on(self._line, activity.threads), self._at(self.tid, time)))
+        owners = self.nesting.owner, np.arange(len(time))
         self._moments, (self._call_at, self._state_at) = moments_of(positions, owners)
-        self.range, self.state_cause, self.is_off_cpu = activity.states(tid, time)
+        self.range, self.state_cause, self.is_off_cpu = activity.states(self.tid, time)
 
     def pieces(self, pid: Int64Array, tid: Int64Array, start: Int64Array, end: Int64Array) -> Pieces:
         """Cut intervals in which a device waits for a thread into pieces with a single host activity each. If no call,
@@ -583,12 +582,11 @@ class Stretch(NestedCalls):
             start, end, call = (
                 np.column_stack(two).ravel() for two in ((start, until), (until, end), (latest, following))
             )
-            moved_to = np.where(call == NONE, empty.tid[row], host.tid[call])
+            moved_to = np.where(call == NONE, tid[empty.interval[row]], host.tid[call])
             lasts = np.flatnonzero(end > start)
             moved = self._of_threads(empty.interval[row[lasts]], moved_to[lasts], start[lasts], end[lasts])
             is_lost = (moved.call == NONE) & ~self.activity.in_phase[self.range][moved.state]
-            moved.tid[is_lost] = tid[moved.interval[is_lost]]
-            lost_at = self._at(moved.tid[is_lost], moved.start[is_lost])
+            lost_at = self._at(tid[moved.interval[is_lost]], moved.start[is_lost])
             moved.state[is_lost] = self._state_at[np.searchsorted(self._moments, lost_at, side="right") - 1]
             parts.append(moved)
         parts[0] = pieces.of(np.flatnonzero(~is_moved))
@@ -609,7 +607,7 @@ class Stretch(NestedCalls):
         shift = (start - opens)[row]
         starts += shift
         ends += shift
-        return Pieces(interval[row], tid[row], starts, ends, self._call_at[state], self._state_at[state])
+        return Pieces(interval[row], starts, ends, self._call_at[state], self._state_at[state])
 
 
 def _cause_of(name: str, patterns: Mapping[str, str]) -> int:
