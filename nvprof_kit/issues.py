@@ -74,9 +74,8 @@ _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 def in_order(issues: Iterable[str]) -> tuple[Issue, ...]:
     """Each issue once: errors first, then warnings and notes, each by the share that they concern."""
-    return tuple(
-        sorted(dict.fromkeys(as_issues("other", issues)), key=lambda issue: (_ORDER[issue.severity], -issue.share))
-    )
+    distinct = dict.fromkeys(as_issues("other", issues))
+    return tuple(sorted(distinct, key=lambda issue: (_ORDER[issue.severity], -issue.share)))
 
 
 def printed(issues: Iterable[str]) -> tuple[Issue, ...]:

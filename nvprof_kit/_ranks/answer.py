@@ -181,17 +181,14 @@ def job_warnings(aligned: Alignment) -> list[str]:
         how = "without layers" if tables.has_unlike_phases else "by phase, without layers"
         warnings.append(Issue.of("unlike-evidence", how=how, evidence=", ".join(evidence)))
     world = max(int(ranks["world_size"].max()), int(ranks["rank"].max()) + 1)
-    missing = sorted(set(range(world)) - set(ranks["rank"]))
-    if missing:
+    if missing := sorted(set(range(world)) - set(ranks["rank"])):
         facts = {"count": len(missing), "world": plural(world, "rank"), "are": "is" if len(missing) == 1 else "are"}
         warnings.append(Issue.of("missing-ranks", ranks=listing(missing), **facts))
-    unaligned = clocks[clocks["offset_ns"].isna()]["rank"].tolist()
-    if unaligned:
+    if unaligned := clocks[clocks["offset_ns"].isna()]["rank"].tolist():
         verbs = "shares no collective with the others and is/share no collective with the others and are"
         who = plural(len(unaligned), "rank", verbs)
         warnings.append(Issue.of("unaligned", who=who, ranks=listing(unaligned)))
-    drifting = clocks[clocks["residual_ns"] > COARSE_NS]["rank"].tolist()
-    if drifting:
+    if drifting := clocks[clocks["residual_ns"] > COARSE_NS]["rank"].tolist():
         who = plural(len(drifting), "clock", "is/are")
         warnings.append(Issue.of("coarse-clocks", who=who, ranks=listing(drifting), limit_ms=COARSE_NS / 1e6))
     # ranks that started later, ended early, or recorded a different window

@@ -74,8 +74,7 @@ def groups_of(ends: pd.DataFrame) -> pd.DataFrame:
 
 def part_table(rows: list[tuple[str, int, int]]) -> pd.DataFrame:
     """The part of a communicator to which a rank belongs: comm, rank, part."""
-    frame: pd.DataFrame = pd.DataFrame.from_records(rows, columns=["comm", "rank", "part"])
-    return frame.astype({"rank": "int64", "part": "int64"})
+    return pd.DataFrame(rows, columns=["comm", "rank", "part"]).astype({"rank": "int64", "part": "int64"})
 
 
 def movements(comm_ends: pd.DataFrame) -> tuple[list[int], Floats, Floats]:
@@ -315,8 +314,7 @@ def listed_parts(ends: pd.DataFrame, marked_groups: ListedGroups, members: pd.Da
                 fits.append((float(np.median(within)), median_across, groups))
         close = max(LEAST_NS, CLOSE_TIMES * min((within for within, *_ in fits), default=0.0))
         close = min(close, max(LEAST_NS, TIMES * float(moved.min())))
-        close_fits = [fit for fit in fits if fit[0] <= close]
-        if close_fits:
+        if close_fits := [fit for fit in fits if fit[0] <= close]:
             within, across, groups = min(close_fits, key=lambda fit: len({group.name for group in fit[2].values()}))
             if within <= APART_SHARE * across:
                 rows += [(str(comm), rank, min(group.ranks)) for rank, group in groups.items()]

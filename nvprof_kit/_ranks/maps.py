@@ -51,8 +51,7 @@ class MapTask:
     @property
     def reading(self) -> str:
         """The options that the capture is read with."""
-        has_options = self.rules or self.rank is not None
-        return f"{self.domain} {self.rules!r} {self.rank}" if has_options else self.domain
+        return f"{self.domain} {self.rules!r} {self.rank}" if self.rules or self.rank is not None else self.domain
 
     @property
     def name(self) -> str:

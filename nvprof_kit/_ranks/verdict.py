@@ -323,8 +323,7 @@ def spread_out(faults: pd.DataFrame, costs: pd.DataFrame, length: float) -> Verd
     step = worst.idxmax()
     if worst[step] >= BAD_STEP * NOTABLE * length:
         why = _mostly(faults[(faults["step"] == step) & (faults["rank"] == by[step])])
-        facts = {"step": step, "cost": _ms(worst[step]), "rank": int(by[step]), "why": why}
-        sentence = _SENTENCES["one_bad_step"].format(**facts)
+        sentence = _SENTENCES["one_bad_step"].format(step=step, cost=_ms(worst[step]), rank=int(by[step]), why=why)
         return Verdict(cause="one_bad_step", cost_ns_per_step=round(cost), sentence=sentence)
     return None
 
@@ -347,8 +346,7 @@ def uneven_stages(charges: pd.DataFrame, steps: list[int], length: float) -> Ver
     if not len(medians) or medians.max() < NOTABLE * length:
         return None
     facts = {"rank": medians.idxmax(), "cost": _ms(float(medians.max())), "step": _ms(length)}
-    sentence = _SENTENCES["uneven_stages"].format(**facts)
-    return Verdict(cause="uneven_stages", sentence=sentence)
+    return Verdict(cause="uneven_stages", sentence=_SENTENCES["uneven_stages"].format(**facts))
 
 
 def start_up(charges: pd.DataFrame, steps: pd.DataFrame) -> Verdict | None:

@@ -38,9 +38,9 @@ def title(name: str) -> str:
     return plain(" ".join(name.splitlines()))
 
 
-def csv_cell(text: str) -> str:
-    """The same for a CSV cell; a text that a spreadsheet would take for a formula gets a leading apostrophe."""
-    return plain(f"'{text}" if text.startswith(_FORMULA) else text)
+def csv_cell(cell: object) -> object:
+    """A CSV cell: a text as `plain` makes it; one that a spreadsheet would take for a formula gets an apostrophe."""
+    return plain(f"'{cell}" if cell.startswith(_FORMULA) else cell) if isinstance(cell, str) else cell
 
 
 TABLES = ("csv", "json", "md", "parquet")
@@ -63,10 +63,7 @@ def encode(table: pd.DataFrame, data_format: str) -> bytes:
         return buffer.getvalue()
     if data_format == "csv":
         texts = [name for name in table if table[name].dtype.kind not in "iufbmM"]
-        cells = {
-            str(name): table[name].astype(object).map(lambda cell: csv_cell(cell) if isinstance(cell, str) else cell)
-            for name in texts
-        }
+        cells = {str(name): table[name].astype(object).map(csv_cell) for name in texts}
         written: str = table.assign(**cells).to_csv(index=False, lineterminator="\n")
         return written.encode()
     numbers = set(table.select_dtypes("number"))

@@ -105,8 +105,7 @@ def belongings(source: Path) -> list[Path]:
     for path, other in ((_REPORT, _EXPORT), (_EXPORT, _REPORT)):
         if plain.suffix == path:
             beside = plain.with_suffix(other)
-            paths += [beside, beside.with_name(beside.name + _PACKED)]
-            paths += [plain.with_name(plain.stem + _FOLDER)]
+            paths += [beside, beside.with_name(beside.name + _PACKED), plain.with_name(plain.stem + _FOLDER)]
     paths += [path.with_name(path.name + end) for path in tuple(paths) for end in ("-wal", "-shm", "-journal")]
     paths += source.iterdir() if source.is_dir() else ()
     return paths
@@ -175,10 +174,8 @@ class Document:
         path = Path(path)
         if not path.name.lower().endswith(self.suffixes):
             raise UsageError(f"{path}: no format has this suffix; needed one of {' '.join(self.suffixes)}")
-        if isinstance(self.content, bytes):
-            return write_file(path, self.content, inputs=self.sources)
         with writing(path, inputs=self.sources) as file:
-            file.writelines(self.content())
+            file.writelines(self.pieces())
         return path
 
     def __repr__(self) -> str:

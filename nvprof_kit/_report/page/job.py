@@ -268,8 +268,7 @@ def _tables(answer: Ranks, command: str) -> list[PageTable]:
     if len(path):  # else nothing was replayed
         path = summed(path, "ns", ON_THE_PATH).rename("time_ns").reset_index()
         path = path.assign(share=path["time_ns"] / max(int(path["time_ns"].sum()), 1))
-    clocks = answer.clocks
-    clocks = clocks.sort_values("residual_ns", ascending=False, kind="stable")
+    clocks = answer.clocks.sort_values("residual_ns", ascending=False, kind="stable")
     clocks = clocks.assign(residual_us=pd.to_numeric(clocks["residual_ns"], errors="coerce") / 1e3)
     error = f"; the unchanged graph is replayed to within {answer.replay_error or 0:.1%}"
     equals = f"milliseconds of a step if this were as fast as the median{error}"

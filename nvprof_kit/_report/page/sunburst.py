@@ -61,8 +61,7 @@ def sunburst_page(title: str, about: str, rows: Iterable[tuple[str, int]]) -> by
         for path_part in path.split("."):
             node = node["parts"].setdefault(path_part, {"name": path_part, "bytes": 0, "parts": {}})
             node["bytes"] += count
-    values = {"title": title, "about": about, "data": _listed(root)}
-    return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), **values)
+    return render("sunburst.html", ("sunburst.js",), ("sunburst.css",), title=title, about=about, data=_listed(root))
 
 
 def _listed(node: dict[str, Any]) -> dict[str, Any]:

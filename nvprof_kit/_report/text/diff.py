@@ -160,10 +160,9 @@ def _cells(row: Any, unit: str) -> tuple[str, ...]:
     """A row of the table of changes, in the order of `_COLUMNS`."""
     change = f"{100 * row['change']:+.1f} %" if not is_missing(row["change"]) else ""
     interval = f"{100 * row['low']:+.1f} … {100 * row['high']:+.1f} %" if not is_missing(row["low"]) else ""
-    difference = row.get("unlike")
-    verdict = _verdict(row) + (
-        f"; {difference} of its equals' change" if isinstance(difference, str) and difference else ""
-    )
+    verdict = _verdict(row)
+    if isinstance(difference := row.get("unlike"), str) and difference:
+        verdict += f"; {difference} of its equals' change"
     verdict += _CAUSES[row.get("cause") or ""]
     name = unit if row["level"] == "step" else named(row)
     return (name, MS(int(row["base_ns"])), MS(int(row["new_ns"])), change, interval, verdict)

@@ -102,8 +102,7 @@ def _charges(charges: pd.DataFrame, steps: int, total: int, top: int, fold: bool
     rows = _largest(charged.rename_axis(index={"rank": "late rank"}).rename("waiting_ns"), top, total)
     rows.loc[len(rows)] = ["", "all", "", "", total, 1.0 if total else None]
     over = f"{plural(steps, 'step')} and all ranks" if steps else "all ranks"
-    title = f"Waiting in collectives, over {over}, by late rank and cause"
-    parts = _section(title, rows, len(rows))
+    parts = _section(f"Waiting in collectives, over {over}, by late rank and cause", rows, len(rows))
     grid: Grid = parts[1]
     grid.rows[-1:] = [Row(), replace(grid.rows[-1], style="bold")]
     return parts
@@ -121,12 +120,8 @@ def _who_waits(matrix: pd.DataFrame, top: int) -> Section:
             wide.loc[rank, rank] = "·"
         wide = wide.rename(columns="{}_ns".format).rename_axis("waits ↓  for →").reset_index()
         return _section("Who waited for whom", wide, len(wide))
-    amounts = {
-        "waiting_ns": ("wait_ns", "sum"),
-        "ranks_that_waited": ("wait_ns", "size"),
-        "longest_ns": ("wait_ns", "max"),
-    }
-    sums = matrix.groupby("late_rank", as_index=False).agg(**amounts).astype({"late_rank": object})
+    waits = matrix.groupby("late_rank")["wait_ns"].agg(waiting_ns="sum", ranks_that_waited="size", longest_ns="max")
+    sums = waits.reset_index().astype({"late_rank": object})
     sums = sums.sort_values("waiting_ns", ascending=False, ignore_index=True)
     return _section("Whom the others waited for", sums, top)
 
