@@ -218,8 +218,7 @@ class Capture:
         if with_ is not None:
             named = self._like(self.path)
             named._graphs, named._rule_files = Path(with_), (*self._rule_files, Path(with_))
-            scope: dict[str, Any] = {"by": by, "columns": columns, "process": process}
-            return named.layers(depth=depth, steps=steps, **scope, **rows)
+            return named.layers(by=by, depth=depth, columns=columns, process=process, steps=steps, **rows)
         added = (columns,) if isinstance(columns, str) else tuple(columns)
         require_choice(by, ("step",), "by")
         for name in added:
@@ -235,8 +234,7 @@ class Capture:
 
         if process is not None:
             operations = Operations(of_process(operations.trace, self.path, process), self._kernel_rules)
-        chosen = _steps(steps)
-        result = layers(operations, steps=chosen, by_step=by == "step", memory=memory, splits=splits)
+        result = layers(operations, steps=_steps(steps), by_step=by == "step", memory=memory, splits=splits)
         sources, counts = self.sources, find_flops(self.path)
         if counts is not None and "step" not in result.rows:
             from nvprof_kit._analysis.flops.work import with_limits
@@ -566,8 +564,8 @@ class Capture:
         counts = None if file is None else read_flops(file)
         from nvprof_kit._analysis.ncu.plan import plan
 
-        scope: dict[str, Any] = {"share": share, "layer": layer, "every_layer": every_layer}
-        answer = plan(operations.trace, operations.attribution, counts, **scope)
+        trace, attribution = operations.trace, operations.attribution
+        answer = plan(trace, attribution, counts, share=share, layer=layer, every_layer=every_layer)
         sources = (*self.sources, *([] if file is None else [file]))
         answer = replace(answer, sources=sources, section_set=set)
         if script is not None:
@@ -671,21 +669,18 @@ def _with_work(result: Diff) -> Diff:
     from nvprof_kit._analysis.flops.work import work_per_step
     from nvprof_kit._trace.flops_file import find_flops, read_flops
 
-    files = [find_flops(info.path) for info in (result.base[0], result.new[0])]
-    if None in files or result.unit != "step":
+    files = [(info, file) for info in (result.base[0], result.new[0]) if (file := find_flops(info.path))]
+    if len(files) < 2 or result.unit != "step":
         return result
     layers = result.rows[result.rows["level"] == "layer"]
     rows = {*zip(layers["layer"], layers["phase"], strict=True)}
     try:
-        base, new = (
-            work_per_step(read_flops(file), info, rows)
-            for file, info in zip(filter(None, files), (result.base[0], result.new[0]), strict=True)
-        )
+        base, new = (work_per_step(read_flops(file), info, rows) for info, file in files)
     except CaptureError as error:
         return replace(result, warnings=(*result.warnings, Issue.of("counts:work", 0.0, error=error)))
     if not base or not new:
         return result
-    return replace(with_work(result, (base, new)), sources=(*result.sources, *filter(None, files)))
+    return replace(with_work(result, (base, new)), sources=(*result.sources, *(file for _, file in files)))
 
 
 def _steps(steps: Steps) -> StepOptions:

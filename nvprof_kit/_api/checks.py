@@ -49,8 +49,7 @@ def doctor(*captures: str | Path, command: Sequence[str] = (), measure: str | Pa
         from nvprof_kit._trace.nsys.health import read_health
         from nvprof_kit._trace.open import open_capture
 
-        strangers = [capture for capture in captures if not is_capture(capture)]
-        if strangers:
+        if strangers := [capture for capture in captures if not is_capture(capture)]:
             raise CaptureError(f"{strangers[0]}: not a capture; needed {NEEDED}")
         paths = [str(Path(capture)) for capture in captures]  # "./run.sqlite" is run.sqlite, as readers say
         findings_by_path, layers_by_path, health = {}, {}, []

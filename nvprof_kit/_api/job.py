@@ -111,8 +111,7 @@ class Job:
         """The parallel groups: which ranks share a communicator, and for which parallelism (data, tensor, …)."""
         from nvprof_kit._ranks.groups import parallel_groups
 
-        rows = parallel_groups(self._aligned.tables, self._stages, self._aligned.marked_groups)
-        return self._table("groups", rows)
+        return self._table("groups", parallel_groups(self._aligned.tables, self._stages, self._aligned.marked_groups))
 
     @cached_property
     def _micro_batches(self) -> pd.DataFrame:
@@ -294,8 +293,7 @@ class Job:
         return Document(content, SUFFIXES[data_format], tuple(sources), warnings)
 
     def _check_there(self, ranks: Sequence[int]) -> None:
-        absent = sorted(set(ranks) - set(self.ranks["rank"].tolist()))
-        if absent:
+        if absent := sorted(set(ranks) - set(self.ranks["rank"].tolist())):
             raise UsageError(f"no rank {absent[0]} in the job; it has {plural(len(self.ranks), 'rank')}")
 
     def _table(self, name: str, rows: pd.DataFrame) -> RankTable:
@@ -355,8 +353,7 @@ def open_job(
         return Job(JobTables(Path(named[0])), domain=domain, rules=read)
     tasks = tasks_of(named, "", domain, read, ranks or {})
     if len(tasks) <= IN_MEMORY:
-        rank_maps = run(make_maps, tasks, executor=executor, notify=notify)
-        return Job(JobTables(rank_maps), domain=domain, rules=read)
+        return Job(JobTables(run(make_maps, tasks, executor=executor, notify=notify)), domain=domain, rules=read)
     folder = tempfile.TemporaryDirectory(prefix="nvprof-kit-maps-")
     tasks = [replace(task, folder=folder.name) for task in tasks]
     names = map_into(Path(folder.name), tasks, executor=executor, notify=notify)

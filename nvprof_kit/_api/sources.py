@@ -86,10 +86,8 @@ class NcuReports:
         from nvprof_kit._analysis.kernels.signatures import NEEDED
         from nvprof_kit._analysis.ncu.layers import ncu_layers
 
-        report = self.report
-        if capture is None:
-            trace, sources = None, self.paths
-        else:
+        report, trace, sources = self.report, None, self.paths
+        if capture is not None:
             if not isinstance(capture, Capture):
                 capture = Capture(capture, rules=self._rules, domain=self.domain)
             trace, sources = capture._trace(NEEDED), (*self.paths, *capture.sources)

@@ -65,8 +65,7 @@ def check_other_profilers(machine: Machine) -> Iterator[Finding]:
     """Other profilers that hold the GPU or are attached to every program."""
     if machine.processes:
         yield case("profiler runs", processes=", ".join(machine.processes))
-    attached = sorted(name for name in machine.environment if "INJECTION" in name)
-    if attached:
+    if attached := sorted(name for name in machine.environment if "INJECTION" in name):
         yield case("profiler attached", variables=", ".join(attached), words=" ".join(attached))
     if machine.environment.get("NVPROF_KIT", "").strip().lower() == "off":
         yield case("ranges off")
@@ -74,8 +73,7 @@ def check_other_profilers(machine: Machine) -> Iterator[Finding]:
 
 def check_clocks(machine: Machine) -> Iterator[Finding]:
     """Whether the GPU's clock is reduced."""
-    slow = [gpu for gpu in machine.gpus if gpu.clock and gpu.max_clock and gpu.clock < 0.5 * gpu.max_clock]
-    if slow:
+    if slow := [gpu for gpu in machine.gpus if gpu.clock and gpu.max_clock and gpu.clock < 0.5 * gpu.max_clock]:
         yield case("clock reduced", gpu=slow[0])
 
 
@@ -90,8 +88,7 @@ def check_disk(machine: Machine) -> Iterator[Finding]:
     """Free disk for the report and for nsys's temporary data."""
     for folder, free in machine.free_bytes.items():
         if free < _GIGABYTE:
-            severity = "error" if free < _GIGABYTE / 10 else "warning"
-            yield case("disk", severity, folder=folder, megabytes=free / 1e6)
+            yield case("disk", "error" if free < _GIGABYTE / 10 else "warning", folder=folder, megabytes=free / 1e6)
 
 
 # ---------------------------------------------------------------- nsys and ncu against the driver

@@ -175,8 +175,7 @@ def measure_program(
     # what waits for another GPU hangs when it is run again alone
     waits = rank is not None or any("nvl" in name.lower() for name in (*measured.sections, *measured.metrics))
     _check_ranks(tool, rank, program)
-    replay = "application" if waits else "kernel"
-    settings = ["--target-processes=all", "--nvtx", f"--replay-mode={replay}"]
+    settings = ["--target-processes=all", "--nvtx", f"--replay-mode={'application' if waits else 'kernel'}"]
     settings += ["--clock-control=none", "--cache-control=all"]
     settings += [] if rank is None else [f"--target-processes-filter=exclude-tree:{_HIDDEN}"]
     settings += selection
@@ -199,8 +198,7 @@ def measure_program(
     if not report.exists():
         shutil.rmtree(stage, ignore_errors=True)
         why = "" if rank is None else f"; is there a rank {rank} on this host, started by rank.sh?"
-        message = f"no report: ncu measured no kernel; see what it said above{why}"
-        raise ToolError(message, exit_code=status or 1)
+        raise ToolError(f"no report: ncu measured no kernel; see what it said above{why}", exit_code=status or 1)
     with report.with_suffix(".csv").open("wb") as page:
         imported = [tool, f"--import={report}", *_IMPORT]
         result = subprocess.run(imported, stdout=page, env={**os.environ, "LC_ALL": "C"}, check=False)

@@ -242,8 +242,7 @@ def finish_report(
         say(Issue.of("nothing-captured"))
     else:
         ending = EXPORTS[export] or ".nsys-rep"
-        capture = next((name for name in published if name.endswith(ending)), None)
-        if capture:
+        if capture := next((name for name in published if name.endswith(ending)), None):
             say(f"next: nvprof-kit layers {shlex.quote(capture)}")
         return status
     return status or 1

@@ -108,8 +108,7 @@ def start_session(
     state = _state_file(session)
     stage = report.open_stage(output, report.NSYS_SUFFIXES, force=None)
     state.write_text(f"{stage.resolve()}\n")
-    status = subprocess.run([*command, report.output_setting(stage, output)], check=False).returncode
-    if status:
+    if status := subprocess.run([*command, report.output_setting(stage, output)], check=False).returncode:
         shutil.rmtree(stage, ignore_errors=True)
         state.unlink(missing_ok=True)
         raise ToolError("nsys did not start the capture", exit_code=status if status > 0 else 128 - status)

@@ -217,9 +217,8 @@ class NsysSupervisor(Supervisor):
         return status
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         with contextlib.suppress(OSError):  # for a program that has not begun
-            (self.state / "end").write_text("INT\n" if asked is signal.SIGINT else "TERM\n")
+            (self.state / "end").write_text("INT\n" if number == signal.SIGINT else "TERM\n")
         super()._pass_on(number, frame)
 
     def has_ended(self) -> bool:

@@ -74,8 +74,7 @@ def tensorboard(folder: str | Path = "traces", mesh: Any = None) -> OnTraceReady
     """
 
     def handle(trace: Path, _window: Window) -> None:
-        name = f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace"
-        _keep(trace, folder, mesh, name)
+        _keep(trace, folder, mesh, f"{socket.gethostname()}_{os.getpid()}.{time.time_ns()}.pt.trace")
 
     return handle
 

@@ -408,8 +408,7 @@ class _WindowRecorder(Sink):
         for name, table in (("layers", profile.rows), ("kinds", profile.kinds)):
             write_file(self._path(f"{name}.csv"), encode(table, "csv"))
         if seen:
-            text = "\n".join(memory_lines(profile.rows))
-            write_file(self._path("memory_usage.txt"), f"{text}\n")
+            write_file(self._path("memory_usage.txt"), "\n".join([*memory_lines(profile.rows), ""]))
         if self._options.plots:
             try:
                 plots = {"cuda_time_plot": time_figure(profile)}

@@ -43,8 +43,7 @@ class LayerProfiler(Profiler):  # type: ignore[misc]  # torchtitan may be missin
         config = self._config
         annotation = {} if config.depth < 0 else {"depth": config.depth}
         self._loop = HostLoop(config.schedule or None, path=config.trace or None, annotation=annotation)
-        trainer = calling_object("model_parts")
-        if trainer is None:
+        if (trainer := calling_object("model_parts")) is None:
             self._loop.give_up(LookupError("no trainer with model_parts among the callers"))
         else:
             self._loop.accumulation = getattr(trainer, "gradient_accumulation_steps", 1)

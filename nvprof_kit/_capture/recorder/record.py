@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, ClassVar, Literal
 
 from nvprof_kit._instrument import session
@@ -123,8 +123,7 @@ class record(ContextDecorator):
             if parsed_schedule is not None and tool_attached():
                 sink = Tool()
             elif parsed_schedule is not None:
-                numbered = parsed_schedule.repeat != 1
-                sink = Traces(requested_path, numbered, self._detail, on_trace_ready)
+                sink = Traces(requested_path, parsed_schedule.repeat != 1, self._detail, on_trace_ready)
             self._windows = Windows(parsed_schedule or Schedule(), sink)
 
     def step(self) -> None:
@@ -245,8 +244,7 @@ class Tool(Sink):
 
     def start(self, _window: Window) -> None:
         """Begin a window after the GPU has completed the work of earlier steps."""
-        cuda = _cuda()
-        if cuda is not None:
+        if (cuda := _cuda()) is not None:
             cuda.synchronize()
             cuda.cudart().cudaProfilerStart()
         if session.backend is not None:
@@ -284,8 +282,7 @@ class Traces(Sink):
 
     def warm_up(self, window: Window) -> None:
         """Set up the profiler."""
-        outer = running()
-        if outer is not None:
+        if (outer := running()) is not None:
             warnings.warn(Issue.of("recorded-already", name=outer.path.name, step=window.first_step), stacklevel=4)
             return
         path = Path(self._path or of_rank(_DEFAULT))
@@ -329,17 +326,13 @@ def waiting_signals() -> Iterator[None]:
     Has no effect outside the main thread, where Python cannot set handlers, and for ignored signals.
     """
     received: list[int] = []
-
-    def remember(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-
     handlers = {}
     if threading.current_thread() is threading.main_thread():
         for number in _END_SIGNALS:
             handler = signal.getsignal(number)
             if handler is not None and handler is not signal.SIG_IGN:
                 handlers[number] = handler
-                signal.signal(number, remember)
+                signal.signal(number, lambda received_signal, _frame: received.append(received_signal))
     try:
         yield
     finally:
