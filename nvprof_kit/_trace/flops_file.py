@@ -68,13 +68,12 @@ def flops_beside(capture: str | Path) -> Path:
     Raises:
         CaptureError: There is no such file.
     """
-    path = find_flops(capture)
-    if path is None:
-        if not Path(capture).exists():
-            raise CaptureError(f"{capture}: no such file")
-        name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
-        raise CaptureError.of("no-counts", capture=capture, name=name)
-    return path
+    if path := find_flops(capture):
+        return path
+    if not Path(capture).exists():
+        raise CaptureError(f"{capture}: no such file")
+    name = f"{_SUFFIXES.sub('', Path(capture).name)}.flops.json"
+    raise CaptureError.of("no-counts", capture=capture, name=name)
 
 
 def find_flops(capture: str | Path) -> Path | None:
@@ -84,8 +83,7 @@ def find_flops(capture: str | Path) -> Path | None:
     capture = Path(capture)
     name = _SUFFIXES.sub("", capture.name)
     tried = [capture.with_name(f"{stem}.flops.json") for stem in dict.fromkeys((name, re.sub(r"\.\d+$", "", name)))]
-    of_rank = re.search(r"rank(\d+)", name)
-    if of_rank:
+    if of_rank := re.search(r"rank(\d+)", name):
         tried.append(capture.with_name(f"{name}.rank{of_rank[1]}.flops.json"))
         matches = sorted(capture.parent.glob(f"*.rank{of_rank[1]}.flops.json"))
         tried += matches if len(matches) == 1 else []

@@ -331,9 +331,8 @@ def _notes(
             f"{sum(run.idle_ns for run in side) / 1e6:.1f} of {sum(run.window_ns for run in side) / 1e6:.1f}"
             for side in sides
         )
-        times = {"base": base_ns / 1e6, "new": new_ns / 1e6}
         notes.append(_NOTES["blocks"].format(blocks=runs[0].blocks))
-        notes.append(_NOTES["block_times"].format(change=change, idle=idle, **times))
+        notes.append(_NOTES["block_times"].format(change=change, idle=idle, base=base_ns / 1e6, new=new_ns / 1e6))
     notes += [f"{info.path}: {text}" for info, run in zip(infos, runs, strict=True) for text in run.left_out]
     for index, (info, run) in enumerate(zip(infos, runs, strict=True)):
         wall = changes["step"].stalled[index]

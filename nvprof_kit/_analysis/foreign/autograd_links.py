@@ -30,8 +30,7 @@ def whole_nodes(operators: pd.DataFrame) -> pd.DataFrame:
     numbers = ["sequence", "forward_tid"]
     merged: pd.DataFrame = operators.copy()
     merged.loc[enclosing[is_numbered], numbers] = nodes.loc[is_numbered, numbers].to_numpy()
-    merged = merged.drop(nodes.index[is_inner]).reset_index(drop=True)
-    return merged
+    return merged.drop(nodes.index[is_inner]).reset_index(drop=True)
 
 
 def makers(operators: pd.DataFrame) -> Int64Array:

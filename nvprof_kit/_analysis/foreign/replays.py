@@ -155,8 +155,7 @@ def _operators(layers: pd.DataFrame, nodes: pd.DataFrame, used: Int64Array) -> p
     outer = np.append(layers["text"].astype(object) + ".", "")[first["layer"]]
     text = (outer + first["operator"].str.replace(".", "_")).array
     edges = {"start_ns": first["position"].array, "end_ns": last["position"].array + 1}
-    layers = pd.DataFrame({**edges, "category": Category.FORWARD.value, "text": text})
-    return layers
+    return pd.DataFrame({**edges, "category": Category.FORWARD.value, "text": text})
 
 
 def _matches(ops: pd.DataFrame, replays: list[Int64Array], nodes: pd.DataFrame) -> Int64Array:

@@ -168,8 +168,7 @@ class Rules:
         """The meaning of a range with this text and category; this package's categories override rules."""
         ours = category in Category._value2member_map_
         for rule in () if ours else self.rules:
-            meaning = rule.meaning(text, category)
-            if meaning is not None:
+            if (meaning := rule.meaning(text, category)) is not None:
                 return meaning
         if self.otherwise == "layer" or ours:
             return Meaning(parse_range(text, category), ruled=False)
@@ -251,6 +250,5 @@ def _pattern(expression: str, named: str) -> re.Pattern[str]:
 
 
 def _check_keys(table: Mapping[str, Any], allowed: frozenset[str], named: str) -> None:
-    unknown = sorted(set(table) - allowed)
-    if unknown:
+    if unknown := sorted(set(table) - allowed):
         raise UsageError(f"{named}: unknown key {unknown[0]!r}; known are {', '.join(sorted(allowed))}")

@@ -268,7 +268,8 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice) -
     elif len(trace.ops) and (trace.ops["end_ns"] == trace.ops["start_ns"]).all():
         issues.append(Issue.of("no-time"))
     issues += join_warnings(trace, attribution.ranges)
-    graph_replays = np.count_nonzero(trace.ops["kind"].to_numpy() == OP_KINDS.index("graph"))
+    whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
+    graph_replays = np.count_nonzero(whole_graph)
     if graph_replays and not any(issue.code == "whole-graphs" for issue in trace.info.warnings):
         issues.append(Issue.of("whole-graphs", graph_replays / len(trace.ops), count=graph_replays))
     duration, is_shown = trace.durations, choice.of_ops(attribution)
@@ -276,9 +277,7 @@ def layer_warnings(trace: Trace, attribution: Attribution, choice: StepChoice) -
     if not choice.asked and outside_ns:
         share = outside_ns / duration.sum()
         issues.append(Issue.of("outside-steps", share, percent=100 * share))
-    whole_graph = trace.ops["kind"].to_numpy() == OP_KINDS.index("graph")
-    unattributed_ns = int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum())
-    if unattributed_ns:
+    if unattributed_ns := int(duration[is_shown & (attribution.how == HOW.index("none")) & ~whole_graph].sum()):
         share = unattributed_ns / duration[is_shown].sum()
         issues.append(Issue.of("unattributed", share, percent=100 * share))
     return tuple(issues)

@@ -88,8 +88,7 @@ def tensor_bases(names: Iterable[object]) -> list[str]:
     bases = {str(name).split(".")[0] for name in names}
     bases = {base for base in bases if "sparsity" not in base and not base.endswith("_realtime")}
     for level in (_TENSOR, _TENSOR_BY_PIPE):
-        matches = sorted(base for base in bases if level.fullmatch(base))
-        if matches:
+        if matches := sorted(base for base in bases if level.fullmatch(base)):
             return [base for base in matches if not any(base.startswith(f"{other}_dst_") for other in matches)]
     return []
 
@@ -107,8 +106,7 @@ def amount(metrics: pd.DataFrame, base: str, duration: Floats) -> Floats:
     """The amount of a metric per launch, from its sum, its rate per second, or its rate per cycle."""
     values = _first(metrics, (f"{base}.sum",))
     if f"{base}.sum.per_second" in metrics:
-        rate = metrics[f"{base}.sum.per_second"].to_numpy()
-        values = np.where(np.isnan(values), rate * duration / 1e9, values)
+        values = np.where(np.isnan(values), metrics[f"{base}.sum.per_second"].to_numpy() * duration / 1e9, values)
     if f"{base}.sum.per_cycle_elapsed" in metrics:
         cycles = clock(metrics, base) * duration / 1e9
         values = np.where(np.isnan(values), metrics[f"{base}.sum.per_cycle_elapsed"].to_numpy() * cycles, values)

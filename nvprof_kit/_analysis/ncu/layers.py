@@ -305,5 +305,4 @@ def _kernels(work: Work) -> pd.DataFrame:
         gpu_ns=measured["ns"],
         **{name: amounts[name] for name in ("duration_ns", "flop", "tensor_flop", "dram_bytes")},
     )
-    kernels = kernels.reset_index(drop=True)
-    return kernels
+    return kernels.reset_index(drop=True)

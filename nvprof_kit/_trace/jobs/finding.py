@@ -119,10 +119,9 @@ def ranks_in(trace: Trace, path: Path, given_rank: int | None) -> dict[int, Capt
     if given_rank is not None:
         return {-1: CaptureRank(given_rank, found_by="given")}
     in_name = [CaptureRank(int(number), found_by="name") for number in _IN_NAME.findall(path.name)[-1:]]
-    candidates = (*named.values(), rank_of_capture(path), *in_name)
-    single = next((rank_name for rank_name in candidates if rank_name.rank >= 0), None)
-    if single is not None:
-        return {-1: single}
+    for candidate in (*named.values(), rank_of_capture(path), *in_name):
+        if candidate.rank >= 0:
+            return {-1: candidate}
     if len(busy) > 1:
         device = trace.ops.groupby("pid")["device"].min()
         in_order = enumerate(sorted((int(device[pid]), pid) for pid in busy))

@@ -155,8 +155,7 @@ class TraceFile:
         slow: list[Any] = []
         while self._has_another("]"):
             if self._before + self._at > slow_until:
-                rows = self._window()
-                if rows is not None:
+                if (rows := self._window()) is not None:
                     yield [*slow, *rows] if slow else rows
                     slow = []
                     continue

@@ -66,8 +66,7 @@ def read_csv(text: str, domain: str, named: str) -> NcuReport:
     else:
         is_unknown = kernels["tid"].to_numpy() < 0
         if is_unknown.all() or (is_unknown & (table[_NVTX].str.strip().to_numpy() != "")).any():
-            counts = {"count": is_unknown.sum(), "total": len(kernels)}
-            warnings.append(Issue.of("ncu-ranges:unknown", column=_NVTX, **counts))
+            warnings.append(Issue.of("ncu-ranges:unknown", column=_NVTX, count=is_unknown.sum(), total=len(kernels)))
     launches = _LAUNCHES.search(text)
     return NcuReport(
         path=named,

@@ -125,8 +125,7 @@ def read_more(db: Database, trace: Trace, request: Request) -> Trace:
     optional = request.optional
     check_columns(db, optional)
     new_tables = _optional_tables(db, request.domain, optional)
-    columns = [name for name, column in OPS.items() if column.optional and name in optional]
-    if columns:
+    if columns := [name for name, column in OPS.items() if column.optional and name in optional]:
         ops = make_frame("ops", named_ops(db, read_ops(db, columns), columns))
         if len(ops) != len(trace.ops):
             raise CaptureError(f"{db.named}: the file was changed since it was opened; open it again")

@@ -57,8 +57,7 @@ def capture_warnings(db: Database, ops: Columns, losses: Losses) -> list[Issue]:
         issues.append(Issue.of("whole-graphs:nsys", unseen / count, count=unseen, replays=count))
     window = max(int(ops["end_ns"].max()) - int(ops["start_ns"].min()), 1) if len(ops["start_ns"]) else 1
     if overhead_ns > _OVERHEAD_SHARE * window:
-        times = {"overhead_ms": overhead_ns / 1e6, "window_ms": window / 1e6}
-        issues.append(Issue.of("overhead", overhead_ns / window, **times))
+        issues.append(Issue.of("overhead", overhead_ns / window, overhead_ms=overhead_ns / 1e6, window_ms=window / 1e6))
     if missing > _LOST_SHARE * launches:
         issues.append(Issue.of("lost-kernels", missing / launches, lost=missing, launches=launches))
     for text, (_, processes) in nsys_messages(db).items():
