@@ -20,8 +20,8 @@ from typing import Any
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, Patches, before
-from nvprof_kit._instrument.ranges.backward import Frame
-from nvprof_kit._instrument.ranges.ranges import Layer, Range, now
+from nvprof_kit._instrument.ranges.backward import Frame, graph_task
+from nvprof_kit._instrument.ranges.ranges import Layer, Range
 from nvprof_kit.names import strip_wrappers
 
 
@@ -69,7 +69,7 @@ def enter(path: str, recomputes: bool = False) -> None:
     ranges: list[Range] = []
     if path and isinstance(layer, Layer) and layer.family is not None:
         layers = layer.family.below(layer, path)
-        if recomputes or (now.task() != -1 and not isinstance(owner, Frame)):
+        if recomputes or (graph_task() != -1 and not isinstance(owner, Frame)):
             ranges = [layer_below.recompute for layer_below in layers]
         elif isinstance(owner, Frame):
             ranges = [layer_below.backward for layer_below in layers if layer_below.backward is not None]

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from nvprof_kit import names
 from nvprof_kit._instrument.patches import Removable, Stack, nothing, skip_compiling, uncompiled
-from nvprof_kit._instrument.ranges.ranges import Position, Range, now
+from nvprof_kit._instrument.ranges import ranges
+from nvprof_kit._instrument.ranges.ranges import Position, Range
 from nvprof_kit.errors import UsageError
 from nvprof_kit.names import DOMAIN, GARBAGE, LAYER_CATEGORIES, Category, kineto_name
 
@@ -386,7 +387,7 @@ was_annotated = False
 
 def _switch(new: Backend | None) -> None:
     global backend  # noqa: PLW0603
-    backend = now.backend = new
+    backend = ranges.backend = new
     _Live.SWITCH[:] = [] if new is None else [None]
     if new is not None:
         skip_compiling(new.pop)
@@ -448,19 +449,19 @@ def find_torch() -> bool:
         return False
     if torch.compiler.is_dynamo_compiling():
         return True
-    now.task, now.grad = torch._C._current_graph_task_id, torch.is_grad_enabled
+    ranges.graph_task, ranges.grad_enabled = torch._C._current_graph_task_id, torch.is_grad_enabled
     gate["__compiling"] = torch.compiler.is_dynamo_compiling
     while _waiting:
         _waiting.popitem()[0]()
     return False
 
 
-_waiting: dict[Callable[[], None], None] = {}
+_waiting: dict[Callable[[], object], None] = {}
 
 
-def when_torch(then: Callable[[], None]) -> None:
+def when_torch(then: Callable[[], object]) -> None:
     """Call a function at the first range after torch is loaded, or now if there has been one."""
-    if now.task is _find_graph_task:
+    if ranges.graph_task is _find_graph_task:
         _waiting[then] = None
     else:
         then()
@@ -468,11 +469,11 @@ def when_torch(then: Callable[[], None]) -> None:
 
 def _find_graph_task() -> int:
     find_torch()
-    return -1 if now.task is _find_graph_task else now.task()
+    return -1 if ranges.graph_task is _find_graph_task else ranges.graph_task()
 
 
 gate["__compiling"] = find_torch
-now.task = _find_graph_task
+ranges.graph_task = _find_graph_task
 _tool = _tool_backend()
 if _tool is not None:
     _tool.before_first = range_collections  # without ranges, the program is not changed

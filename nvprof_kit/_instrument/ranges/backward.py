@@ -25,12 +25,14 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpoints
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.nn.modules import module as modules
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, Patches, skip_compiling, uncompiled, uncompiled_itself, unseen
-from nvprof_kit._instrument.ranges.ranges import Block, Layer, Position, Range, is_ranged, now
+from nvprof_kit._instrument.ranges import ranges
+from nvprof_kit._instrument.ranges.ranges import Block, Layer, Position, Range, is_ranged
 from nvprof_kit._instrument.session import Annotation, Backend
 from nvprof_kit.names import Category
 
@@ -117,9 +119,8 @@ def mark(node: Any, hook: Callable[[object], None], position: Position) -> None:
     A tensor carries the hook to the node, which keeps its dictionary. A node's ``register_prehook`` takes twice as
     long: it makes a handle, and passes all gradients.
     """
-    carrier = position.carrier
-    carrier._backward_hooks = {0: hook}
-    node._register_hook_dict(carrier)
+    position.carrier._backward_hooks = {0: hook}
+    node._register_hook_dict(position.carrier)
 
 
 class Frame:
@@ -177,10 +178,10 @@ class Frame:
         """Mark the node of a tensor if it is numbered from `since` on; whether it is. None for views and other values,
         whose nodes only a search finds. Written out, as `mark` is called for each module and step.
         """
-        if type(value) is not torch.Tensor or value._base is not None:
+        if type(value) is not Tensor or value._base is not None:
             return None
         node: Any = value.grad_fn
-        if node is None or node._sequence_nr() < since or id(node) in position.arguments:
+        if node is None or node._sequence_nr() < since or (position.arguments and id(node) in position.arguments):
             return False
         position.carrier._backward_hooks = {0: self}
         node._register_hook_dict(position.carrier)
@@ -221,25 +222,24 @@ class Frame:
         position = backend.thread.position
         if position.number != graph_task():
             _begin_task(backend)
-        at, depth, owners = position.at, self.depth, position.owners
-        if at is self:
-            return
+        at, owners, parent, depth, pop = position.at, position.owners, self.parent, self.depth, backend.pop
         while at is not None and at is not self and at.depth >= depth:
             if owners and owners[-1] is at:
                 owners.pop()
-                backend.pop()
+                pop()
             else:
-                position.close(at, backend.pop)
+                position.close(at, pop)
             at = at.parent
         position.at = at
         if at is self:
             return
-        if self.parent is not None and self.parent is not at:
-            self.parent(None)
+        if parent is not at and parent is not None:
+            parent(None)
         range_: Any = self.layer.backward
         if range_.backend is not backend:
             backend.prepare(range_)
-        range_.push()
+        push = range_.push
+        push()
         owners.append(self)
         position.at = self
 
@@ -366,15 +366,31 @@ def _begin_task(backend: Backend) -> None:
     """Enter a backward pass on this thread, at its first marked node."""
     _close_ended(backend)
     position = backend.thread.position
-    task = Task(position)
-    position.task, position.number, position.at = task, graph_task(), None
-    Variable._execution_engine.queue_callback(_End(task, backend))
+    position.task, position.number, position.at = Task(position), graph_task(), None
+    Variable._execution_engine.queue_callback(_End(position.task, backend))
+
+
+_call_impl = nn.Module._call_impl
 
 
 @uncompiled
-def begin_following() -> None:
-    """Make `ranges` follow calls into their backward passes, once torch is loaded."""
-    now.follow = follow
+def call_of(module: Any) -> Any:
+    """What a module's call runs: without hooks, its ``forward``. ``nn.Module._call_impl`` runs the same, but takes
+    twice as long until then.
+    """
+    values = module.__dict__
+    if (
+        (values["_forward_hooks"] or values["_forward_pre_hooks"])
+        or (values["_backward_hooks"] or values["_backward_pre_hooks"])
+        or (modules._global_forward_hooks or modules._global_forward_pre_hooks)
+        or (modules._global_backward_hooks or modules._global_backward_pre_hooks)
+        or (type(module)._call_impl is not _call_impl or torch._C._get_tracing_state())
+    ):
+        return module._call_impl
+    return module.forward
+
+
+ranges.follow, ranges.call_of = follow, call_of
 
 
 def _patches() -> list[Patch]:

@@ -63,12 +63,7 @@ def wrap(function: T, block: Block | BlockOf) -> T:
 @uncompiled_itself
 def _call_inside_its(block_of: BlockOf, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     block = block_of(*args, **kwargs)
-    if block is None:
-        return function(*args, **kwargs)
-    if block.backward is not None:
-        return call_inside(block, function, *args, **kwargs)
-    with block:
-        return function(*args, **kwargs)
+    return function(*args, **kwargs) if block is None else call_inside(block, function, *args, **kwargs)
 
 
 _FORWARDER = """
@@ -352,4 +347,4 @@ def _range_checkpoints() -> None:
     range_checkpoints()
 
 
-session.when_torch(lambda: import_module("nvprof_kit._instrument.ranges.backward").begin_following())
+session.when_torch(lambda: import_module("nvprof_kit._instrument.ranges.backward"))

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 from nvprof_kit._instrument.patches import Handle, uncompiled, uncompiled_itself
 from nvprof_kit.names import Category, encodable, layer_index, range_text
 
+backend: Any = None
+"""Receives the ranges (`session.Backend`); None for nowhere. The functions below are about the calling thread."""
 
-class Now:
-    """The current backend, and functions about the calling thread.
+graph_task: Callable[[], int] = partial(int, -1)
+"""Returns the number of the running backward pass, or -1."""
 
-    Attributes:
-        backend: Receives the ranges (`session.Backend`); None for nowhere.
-        task: Returns the number of the running backward pass, or -1.
-        grad: Returns whether gradients are enabled.
-        follow: Follows a call into the backward pass: `backward.follow`, once torch is loaded.
-    """
+grad_enabled: Callable[[], bool] = bool
+"""Returns whether gradients are enabled."""
 
-    def __init__(self) -> None:
-        self.backend: Any = None
-        self.task: Callable[[], int] = lambda: -1
-        self.grad: Callable[[], bool] = lambda: False
-        self.follow: Callable[[Position, Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-now = Now()
+follow = call_of = cast(Any, None)
+"""`backward.follow`, which follows a call into the backward pass, and `backward.call_of`, once torch is loaded."""
 
 
 class Range:
@@ -109,16 +101,16 @@ class Block:
 
     @uncompiled
     def __enter__(self) -> Block:
-        backend = now.backend
-        if backend is not None:
-            backend.open(self.range if now.task() == -1 else self.recompute, self)
+        receiver = backend
+        if receiver is not None:
+            receiver.open(self.range if graph_task() == -1 else self.recompute, self)
         return self
 
     @uncompiled
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
-        backend = now.backend
-        if backend is not None:
-            backend.close(self)
+        receiver = backend
+        if receiver is not None:
+            receiver.close(self)
 
 
 @uncompiled_itself
@@ -129,33 +121,32 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     module alive.
     """
     if type(function) is ref:
-        module: Any = function()
-        function = module._call_impl
-    backend = now.backend
-    if backend is None:
+        function = call_of(function())
+    receiver = backend
+    if receiver is None:
         return function(*args, **kwargs)
-    range_ = block.range if now.task() == -1 else block.recompute
-    if range_.backend is not backend:
-        backend.prepare(range_)
-    range_.push()
-    position = backend.thread.position
+    range_ = block.range if graph_task() == -1 else block.recompute
+    if range_.backend is not receiver:
+        receiver.prepare(range_)
+    push, position = range_.push, receiver.thread.position
+    push()
     owners = position.owners
     owners.append(block)
     try:
-        if block.backward is None or not now.grad():
+        if block.backward is None or (position.call is None and not grad_enabled()):
             return function(*args, **kwargs)
-        outputs, call = None, now.follow(position, block, args, kwargs)
+        outputs, call = None, follow(position, block, args, kwargs)
         try:
             outputs = function(*args, **kwargs)
             return outputs
         finally:
             call.end(position, outputs)
     finally:
-        if now.backend is backend and owners and owners[-1] is block:
+        if backend is receiver and owners and owners[-1] is block:
             owners.pop()
-            backend.pop()
-        elif now.backend is not None:  # another one by now, or ranges that the function left open
-            now.backend.close(block)
+            receiver.pop()
+        elif backend is not None:  # another one by now, or ranges that the function left open
+            backend.close(block)
 
 
 class Layer(Block):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.model_zoo import TOKENS, Net
 from torch import nn
+from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import nvprof_kit
@@ -20,18 +21,20 @@ def bare(sink) -> list[str]:
     return [line.strip() for line in sink.lines]
 
 
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
 @pytest.mark.parametrize("places", [1, 2])
-def test_a_keyboard_interrupt_leaves_nothing_open_in_the_next_step(places, sink):
+def test_a_keyboard_interrupt_in_a_hook_leaves_nothing_open_in_the_next_step(places, kind, sink):
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2))
     annotate_model(model, depth="leaf")
 
     def interrupt(*_call) -> None:
         raise KeyboardInterrupt
 
-    for place in (model[0][1], model[1])[:places]:
-        hook = place.register_forward_pre_hook(interrupt)
+    registers = [getattr(place, f"register_{kind}_hook") for place in (model[0][1], model[1])[:places]]
+    for register in [*registers, getattr(modules, f"register_module_{kind}_hook")]:
+        hook = register(interrupt)
         with pytest.raises(KeyboardInterrupt):
-            model(torch.ones(1, 2))
+            model(torch.ones(1, 2, requires_grad=True)).sum().backward()
         hook.remove()
         sink.lines.clear()
     model(torch.ones(1, 2)).sum().backward()
