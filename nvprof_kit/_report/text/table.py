@@ -226,7 +226,7 @@ class _PlainConsole(Console):
 
 
 def _console(file: TextIO, **options: Any) -> Console:
-    return _PlainConsole(file=file, highlight=False, markup=False, force_jupyter=False, **options)
+    return _PlainConsole(file=file, highlight=False, markup=False, emoji=False, force_jupyter=False, **options)
 
 
 def _print(console: Console, parts: Iterable[RenderableType], width: int, grow: bool = False) -> None:

@@ -91,14 +91,14 @@ def layers_of(capture: nvprof_kit.Capture, *times: int, steps: int = 0) -> nvpro
     """A table of layers without children that took these nanoseconds."""
     result = capture.layers()
     row = result.tree.iloc[[0]].assign(backward_ns=0)
-    tree = pd.concat([row.assign(layer=f"l{n}", forward_ns=ns, total_ns=ns) for n, ns in enumerate(times)])
+    tree = pd.concat([row.assign(layer=f"l{n}:fire:", forward_ns=ns, total_ns=ns) for n, ns in enumerate(times)])
     summary = replace(result.summary, total_ns=sum(times), steps=steps)
     return replace(result, tree=tree.reset_index(drop=True), summary=summary)
 
 
 def cells(result: nvprof_kit.Layers) -> list[list[str]]:
-    """The cells of the layers: name, calls, forward, total, share, perhaps a bar, CPU."""
-    return [re.split(" {2,}", line) for line in str(result).splitlines() if re.match(r"l\d", line)]
+    """The cells of the layers: name (not an emoji), calls, forward, total, share, perhaps a bar, CPU."""
+    return [re.split(" {2,}", line) for line in str(result).splitlines() if re.match(r"l\d:fire: ", line)]
 
 
 @pytest.mark.parametrize(
