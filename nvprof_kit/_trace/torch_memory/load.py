@@ -1,6 +1,6 @@
 """Load a snapshot in a separate process and print its columns as a pickle.
 
-``python -I load.py FILE SPANS``, started by `nvprof_kit._trace.torch_memory.snapshot`.
+`nvprof_kit._trace.torch_memory.snapshot` starts it.
 
 An untrusted pickle can run arbitrary code when loaded, and a small one can use any amount of memory and time. It is
 therefore loaded with an unpickler that rejects all classes and functions, in a process with limited memory that imports
@@ -17,10 +17,12 @@ import gc
 import os
 import pickle
 import resource
+import struct
 import sys
-from array import array
+from collections import defaultdict
 from collections.abc import Iterable
-from itertools import chain
+from contextlib import suppress
+from itertools import chain, count
 from operator import itemgetter
 from typing import Any
 
@@ -32,6 +34,9 @@ _BYTES_PER_SECOND = 2 << 20
 """CPU time limit, fixed and per number of bytes: a real file of 128 MB takes two seconds."""
 _MAX_FRAMES = 2000
 _MAX_LETTERS = 2000
+
+_EVENTS_AT_ONCE = 512
+"""Few enough that they stay in the processor's cache while their columns are made."""
 
 _EVENTS = {"addr": ("addr", 0), "size_bytes": ("size", None), "stream": ("stream", 0), "time_us": ("time_us", 0)}
 """The integers of events, by column: the key in the file, and what stands for those that an event may lack."""
@@ -70,8 +75,8 @@ def main(path: str, spans_key: str) -> None:
     gc.disable()  # the collector would traverse a million live dicts again and again
     try:
         with open(path, "rb") as file:
-            content = PlainUnpickler(file).load()  # held until the process ends: a million dicts take long to free
-            outcome = _tables(content, spans_key)
+            unpickler = PlainUnpickler(file)  # refers to all that it loaded: to free a million dicts takes long
+            outcome = _tables(unpickler.load(), spans_key)
     except MemoryError:
         outcome = {"error": "refused as a snapshot: it asks for far more memory than its size accounts for"}
     except _Refused as error:
@@ -132,42 +137,48 @@ def _tables(content: Any, spans_key: str) -> dict[str, Any]:
             **{name: _integers(blocks, key, "segments.blocks") for name, key in addresses.items()},
             "size_bytes": _integers(blocks, "size", "segments.blocks"),
             "requested_bytes": _integers(requested, "requested_size", "segments.blocks"),
-            "state": _texts((block.get("state") for block in blocks), "segments.blocks.state"),
+            "state": _texts([block.get("state") for block in blocks], "segments.blocks.state"),
         },
         "spans": {
             "time_us": _integers(spans, "time_us", spans_key),
-            "label": _texts((span["label"] for span in spans), spans_key),
+            "label": _texts([span["label"] for span in spans], spans_key),
         },
         "annotations": {
             **{key: _integers(annotations, key, "external_annotations") for key in ("time_us", "device")},
-            "stage": _texts((row.get("stage") for row in annotations), "external_annotations.stage"),
-            "name": _texts((row.get("name") for row in annotations), "external_annotations.name"),
+            "stage": _texts([row.get("stage") for row in annotations], "external_annotations.stage"),
+            "name": _texts([row.get("name") for row in annotations], "external_annotations.name"),
         },
     }
 
 
 def _events_and_stacks(histories: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """The columns of the events of all devices, and the distinct stacks."""
-    events = [event for history in histories for event in history]
-    try:
-        actions = [event["action"] for event in events]
-    except KeyError:
-        raise _wrong("device_traces.action", "in every row") from None
-    stack_of_event, stacks = _stacks(events, actions)
-    try:  # all in one pass over the events, if none lacks one
-        values = array("q", [*chain.from_iterable(map(itemgetter(*(key for key, _ in _EVENTS.values())), events))])
-        integers = {name: values[column :: len(_EVENTS)].tobytes() for column, name in enumerate(_EVENTS)}
-    except (KeyError, TypeError, OverflowError):
-        integers = {name: _integers(events, key, "device_traces", default) for name, (key, default) in _EVENTS.items()}
+    events = [*chain.from_iterable(histories)]
+    columns = {name: bytearray() for name in (*_EVENTS, "action", "label", "stack")}
+    action_codes, label_codes = (defaultdict[Any, int](count().__next__) for _ in range(2))
+    stacks = _Stacks()
+    for start in range(0, len(events), _EVENTS_AT_ONCE):
+        rows = events[start : start + _EVENTS_AT_ONCE]
+        for name, (key, default) in _EVENTS.items():
+            columns[name] += _integers(rows, key, "device_traces", default)
+        actions = _values(rows, "action", "device_traces")
+        columns["action"] += _codes(actions, action_codes, "device_traces.action")
+        labels = _values(rows, "user_metadata", "device_traces", "")
+        columns["label"] += _codes(labels, label_codes, "device_traces.user_metadata")
+        numbers = [
+            stacks.number(frames) if action == "alloc" and (frames := row.get("frames")) else -1
+            for row, action in zip(rows, actions, strict=True)
+        ]
+        columns["stack"] += struct.pack(f"{len(rows)}q", *numbers)
+    texts = [label or "" for label in label_codes]
     return {
         "events": {
             "device": _numbers(histories),
-            **integers,
-            "action": _texts(actions, "device_traces.action"),
-            "label": _texts((event.get("user_metadata") or "" for event in events), "device_traces.user_metadata"),
-            "stack": stack_of_event,
+            **columns,
+            "action": _text_column(columns["action"], action_codes, "device_traces.action"),
+            "label": _text_column(columns["label"], texts, "device_traces.user_metadata"),
         },
-        "stacks": stacks,
+        "stacks": stacks.distinct,
     }
 
 
@@ -188,42 +199,54 @@ def _lists(lists: list[Any], name: str) -> list[list[dict[str, Any]]]:
 
 def _numbers(lists: list[list[Any]]) -> bytes:
     """For each item of some lists, the number of its list."""
-    return b"".join(array("q", [number]).tobytes() * len(rows) for number, rows in enumerate(lists))
+    return b"".join(struct.pack("q", number) * len(rows) for number, rows in enumerate(lists))
 
 
 def _wrong(name: str, need: str) -> _Refused:
     return _Refused(f"a snapshot in which {name} is not {need}; it is damaged: take the snapshot again")
 
 
-def _integers(rows: list[dict[str, Any]], key: str, table: str, default: int | None = None) -> bytes:
-    """The values of a key in all rows, int64; the default stands for what out-of-memory events lack, and for times,
-    which PyTorch before 2.2 did not write.
+def _values(rows: list[dict[str, Any]], key: str, table: str, default: Any = None) -> list[Any]:
+    """The values of a key in all rows; the default stands for what out-of-memory events lack, and for times and labels,
+    which PyTorch before 2.2 and 2.9 did not write.
     """
     try:
-        values = [*map(itemgetter(key), rows)]
+        return [*map(itemgetter(key), rows)]
     except KeyError:
-        may_lack = key == "time_us" or all(row.get("action") == "oom" for row in rows if key not in row)
-        if default is None or not may_lack:
-            raise _wrong(f"{table}.{key}", "in every row") from None
-        values = [row.get(key, default) for row in rows]
+        may_lack = key in ("time_us", "user_metadata") or all(key in row or row.get("action") == "oom" for row in rows)
+    if default is None or not may_lack:
+        raise _wrong(f"{table}.{key}", "in every row")
+    return [row.get(key, default) for row in rows]
+
+
+def _integers(rows: list[dict[str, Any]], key: str, table: str, default: int | None = None) -> bytes:
+    """The values of a key in all rows, int64."""
+    values = _values(rows, key, table, default)
     for type_code in "qQ":  # addresses can have the highest bit set
-        try:
-            return array(type_code, values).tobytes()
-        except (TypeError, OverflowError):
-            continue
+        with suppress(struct.error):
+            return struct.pack(f"{len(rows)}{type_code}", *values)
     raise _wrong(f"{table}.{key}", "a whole number of 64 bits")
 
 
-def _texts(texts: Iterable[Any], name: str) -> tuple[bytes, list[str]]:
-    """Texts as codes into a list of their distinct values."""
-    code_of: dict[str, int] = {}
+def _codes(texts: list[Any], code_of: defaultdict[Any, int], name: str) -> bytes:
+    """The codes of texts; a new text gets the next one."""
     try:
-        codes = array("q", [code_of.setdefault(text, len(code_of)) for text in texts])
+        return struct.pack(f"{len(texts)}q", *map(code_of.__getitem__, texts))
     except TypeError:  # a list or a dict
         raise _wrong(name, "a text") from None
-    if not all(isinstance(text, str) for text in code_of):
+
+
+def _text_column(codes: bytes | bytearray, texts: Iterable[Any], name: str) -> tuple[bytes | bytearray, list[str]]:
+    """Codes and the distinct texts that they number."""
+    if not all(isinstance(text, str) for text in texts):
         raise _wrong(name, "a text")
-    return codes.tobytes(), [*map(_clean, code_of)]
+    return codes, [*map(_clean, texts)]
+
+
+def _texts(texts: list[Any], name: str) -> tuple[bytes | bytearray, list[str]]:
+    """Texts as codes into a list of their distinct values."""
+    code_of = defaultdict[Any, int](count().__next__)
+    return _text_column(_codes(texts, code_of, name), code_of, name)
 
 
 def _clean(text: str) -> str:
@@ -231,31 +254,33 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _stacks(events: list[dict[str, Any]], actions: list[Any]) -> tuple[bytes, list[list[dict[str, Any]]]]:
-    """The number of the call stack of each allocation, -1 of other events, and the distinct stacks. PyTorch writes a
-    list for every event, of shared frames; a list or a frame with many references is checked once.
+class _Stacks:
+    """Numbers the distinct stacks. PyTorch writes a list for every event, of shared frames; each frame is checked once.
+
+    Attributes:
+        distinct: The stacks by number.
     """
-    numbers = array("q")
-    stacks: list[list[dict[str, Any]]] = []
-    number_of_list: dict[int, int] = {}
-    number_of_frames: dict[tuple[int, ...], int] = {}
-    checked: dict[int, dict[str, Any]] = {}
-    for event, action in zip(events, actions, strict=True):
-        frames = event.get("frames") if action == "alloc" else None
-        number = number_of_list.get(id(frames)) if frames else -1
-        if number is None:
-            if not isinstance(frames, list) or len(frames) > _MAX_FRAMES:
-                raise _wrong("device_traces.frames", f"a list of at most {_MAX_FRAMES} frames")
-            key = tuple(map(id, frames))
-            number = number_of_frames.get(key)
-            if number is None:
-                number = number_of_frames[key] = len(stacks)
-                stacks.append(
+
+    def __init__(self) -> None:
+        self.distinct: list[list[dict[str, Any]]] = []
+        self._number_of: dict[tuple[int, ...], int] = {}
+        self._latest: dict[int, tuple[list[Any], int]] = {}
+        self._checked: dict[int, dict[str, Any]] = {}
+
+    def number(self, frames: Any) -> int:
+        """The number of a stack."""
+        if not isinstance(frames, list) or len(frames) > _MAX_FRAMES:
+            raise _wrong("device_traces.frames", f"a list of at most {_MAX_FRAMES} frames")
+        latest, number = self._latest.get(id(frames[0]), (None, -1))  # most often the same again
+        if latest is not frames and latest != frames:
+            number = self._number_of.setdefault(tuple(map(id, frames)), len(self.distinct))
+            if number == len(self.distinct):
+                checked = self._checked
+                self.distinct.append(
                     [checked.get(id(frame)) or checked.setdefault(id(frame), _frame(frame)) for frame in frames]
                 )
-            number_of_list[id(frames)] = number
-        numbers.append(number)
-    return numbers.tobytes(), stacks
+            self._latest[id(frames[0])] = frames, number
+        return number
 
 
 def _frame(frame: Any) -> dict[str, Any]:
@@ -264,7 +289,3 @@ def _frame(frame: Any) -> dict[str, Any]:
     if not isinstance(filename, str) or not isinstance(name, str) or type(line) is not int or abs(line) >= 1 << 62:
         raise _wrong("device_traces.frames", "of frames with filename, line and name")
     return {"filename": _clean(filename[:_MAX_LETTERS]), "line": line, "name": _clean(name[:_MAX_LETTERS])}
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -64,9 +64,9 @@ class SnapshotReader:
         Raises:
             CaptureError: The file is not a pickle, contains more than plain data, or is not a snapshot.
         """
-        # -I: import nothing from the current folder or the environment
-        script = Path(__file__).with_name("load.py").resolve()
-        command = [sys.executable, "-I", str(script), str(source.path.resolve()), MEMORY_SPANS]
+        # -I, -S: import nothing from the current folder, the environment, or other packages
+        script = "import sys; sys.path.insert(0, sys.argv.pop(1)); import load; load.main(*sys.argv[1:])"
+        command: list[str | Path] = [sys.executable, "-ISc", script, Path(__file__).parent, source.path, MEMORY_SPANS]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             assert child.stdout is not None
             try:
@@ -114,7 +114,7 @@ def _column(value: Any) -> Any:
 
     from nvprof_kit._trace.frames import labels
 
-    return np.frombuffer(value, "int64") if isinstance(value, bytes) else labels(_column(value[0]), value[1])
+    return labels(_column(value[0]), value[1]) if isinstance(value, tuple) else np.frombuffer(value, "int64")
 
 
 def _labels(events: dict[str, Any], spans: dict[str, Any], annotations: dict[str, Any]) -> Any:
@@ -130,7 +130,7 @@ def _labels(events: dict[str, Any], spans: dict[str, Any], annotations: dict[str
     texts = ["", *spans["label"]]
     program_label = np.searchsorted(spans["time_us"], time_us, side="right")
     pytorch_label = np.zeros(len(time_us), dtype=np.int64)
-    for number in np.unique(device).tolist():
+    for number in np.unique(annotations["device"]).tolist():
         starts, names = _open_annotations(annotations, number)
         is_on_device = device == number
         position = np.searchsorted(starts, time_us[is_on_device], side="right")
