@@ -157,13 +157,13 @@ class MemorySnapshot:
         """
         require_choice(by, get_args(MemoryView), "by")
         snapshot = self.snapshot  # another process reads it while this one imports
-        from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
         from nvprof_kit._analysis.memory.memory import memory
 
         result = replace(memory(snapshot, device), sources=(self.path,), view=by)
-        chosen = StepOptions.of(steps)
-        if chosen.selects:
-            selected = chosen_steps(chosen, result.step["step"].to_numpy(), str(self.path))
+        if steps is not None:
+            from nvprof_kit._analysis.attribution.steps import StepOptions, chosen_steps
+
+            selected = chosen_steps(StepOptions.of(steps), result.step["step"].to_numpy(), str(self.path))
             result = replace(result, step=result.step[selected].reset_index(drop=True))
         return result.selected(**rows)
 

@@ -16,17 +16,19 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.attribution.attribution import Operations
 from nvprof_kit._analysis.attribution.intervals import Bools, Floats
 from nvprof_kit._analysis.layers.tree import ModelTree, layer_parents, with_ancestors
 from nvprof_kit._result.column import Columns, Fold, column_of
 from nvprof_kit._result.result import Result, table_named
 from nvprof_kit.names import LAYER_PHASES, NO_LAYER
+
+if TYPE_CHECKING:
+    from nvprof_kit._analysis.attribution.attribution import Operations
 
 LEAST = 3
 """Minimum number of equal blocks to fold."""

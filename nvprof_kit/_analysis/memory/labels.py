@@ -42,9 +42,8 @@ _DISPATCH = re.compile(
 
 
 def read_labels(labels: Iterable[str]) -> pd.DataFrame:
-    """Layer, phase and step of each label, a row per label number; -1 stands for no label."""
-    read = {number: _read(label) for number, label in enumerate(labels)} | {-1: (NO_LAYER, NO_PHASE, None)}
-    table = pd.DataFrame.from_dict(read, orient="index", columns=["layer", "phase", "step"])
+    """Layer, phase and step of each label, a row per label number."""
+    table = pd.DataFrame(map(_read, labels), columns=["layer", "phase", "step"])
     return table.astype({"layer": "category", "phase": "category", "step": "Int64"})
 
 

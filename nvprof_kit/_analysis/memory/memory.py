@@ -73,7 +73,6 @@ class Memory(Views):
         leak: Allocations that step after step did not free.
         level_bytes: Allocated bytes after each event, shape ``(events,)``.
         reserved_bytes: Reserved bytes after each event, shape ``(events,)``.
-        time_ns: Time of each event since the first, shape ``(events,)``.
         held: The blocks of the history: columns start, end (event numbers), size_bytes, layer, phase.
         snapshot: The snapshot.
         warnings: What may be missing.
@@ -90,7 +89,6 @@ class Memory(Views):
     leak: pd.DataFrame
     level_bytes: Int64Array
     reserved_bytes: Int64Array
-    time_ns: Int64Array
     held: pd.DataFrame
     snapshot: Snapshot
     warnings: tuple[Issue, ...] = ()
@@ -123,8 +121,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
     allocations = _lifetimes(events, freed).join(labels, on="label")
     allocated, reserved = (int(segments[name].sum()) for name in ("allocated_bytes", "total_bytes"))
     peak, peak_bytes = (int(level.argmax()), int(level.max())) if len(level) else (-1, allocated)
-    in_history = allocations[allocations["start"] >= 0]
-    at_peak = in_history[(in_history["start"] <= peak) & (in_history["end"] > peak)]
+    at_peak = allocations[(allocations["start"] <= peak) & (allocations["end"] > peak)]
     in_layers = int(at_peak["size_bytes"][at_peak["layer"] != NO_LAYER].sum())
     summary = MemorySummary(
         device,
@@ -136,7 +133,7 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
         labelled=in_layers / max(peak_bytes, 1),
         ooms=tuple(map(int, events["size_bytes"][events["action"] == "oom"])),
     )
-    left = in_history[(in_history["end"] == len(events)) & in_history["step"].notna()]
+    left = allocations[(allocations["end"] == len(events)) & allocations["step"].notna()]
     left = left.assign(stack=stack_texts(snapshot.stacks, events["stack"].iloc[left["start"]]))
     places = left.groupby(["layer", "phase", "stack"], observed=True, sort=False)
     leaks = places.agg(steps=("step", "nunique"), blocks=("step", "size"), bytes=("size_bytes", "sum")).reset_index()
@@ -151,13 +148,12 @@ def memory(snapshot: Snapshot, device: int | None = None) -> Memory:
         layer=holder_table(at_peak, {"layer": at_peak["layer"], "phase": at_peak["phase"]}, before),
         stack=holder_table(at_peak, {"stack": stacks}, before),
         size=holder_table(at_peak, {"size": size_class(at_peak["size_bytes"])}, before),
-        allocation=traffic_table(in_history, len(events)),
-        step=step_table(in_history, level, labels["step"].loc[events["label"].cat.codes]),
+        allocation=traffic_table(allocations, len(events)),
+        step=step_table(allocations, level, labels["step"].iloc[events["label"].cat.codes]),
         segment=segments,
         leak=leaks[list(COLUMNS["leak"])],
         level_bytes=level,
         reserved_bytes=_level(events, _RESERVING, reserved),
-        time_ns=events["time_ns"].to_numpy() - (int(events["time_ns"].iloc[0]) if len(events) else 0),
         held=allocations,
         snapshot=snapshot,
         warnings=tuple(_warnings(summary, before, allocations)),
@@ -185,22 +181,20 @@ def _level(events: pd.DataFrame, signs: dict[str, int], at_end: int) -> Int64Arr
 
 
 def _lifetimes(events: pd.DataFrame, freed: str) -> pd.DataFrame:
-    """Each allocated block: event numbers at which it was allocated (-1: before the history) and freed (else their
+    """Each block that was allocated in the history: event numbers at which it was allocated and freed (else their
     count), size_bytes, and the code of its label.
     """
     is_alloc, is_free = ((events["action"] == name).to_numpy() for name in ("alloc", freed))
     rows = np.flatnonzero(is_alloc | is_free)
-    moves = events[["addr", "size_bytes"]].iloc[rows]
-    moves = moves.assign(event=rows, is_alloc=is_alloc[rows], label=events["label"].cat.codes.to_numpy()[rows])
-    moves = moves.sort_values("addr", kind="stable")
-    by_address = moves.groupby("addr", sort=False)
-    follows = by_address["event"].shift(-1, fill_value=len(events))
-    is_freed = ~by_address["is_alloc"].shift(-1, fill_value=True)
-    is_orphan = ~(moves["is_alloc"] | by_address["is_alloc"].shift(1, fill_value=False))
-    blocks = moves.assign(start=moves["event"], end=follows.where(is_freed, len(events)))[moves["is_alloc"]]
-    before = moves.assign(start=-1, end=moves["event"], label=-1)[is_orphan]
-    lifetimes = pd.concat([blocks, before], ignore_index=True)[["start", "end", "size_bytes", "label"]]
-    return lifetimes.astype("int64")
+    address = events["addr"].to_numpy()[rows]
+    order = np.argsort(address, kind="stable")
+    event, address = rows[order], address[order]
+    is_start, follows = is_alloc[event], np.append(event, len(events))[1:]
+    is_freed = np.append(address[1:] == address[:-1], False)[: len(event)] & ~np.append(is_start, True)[1:]
+    start = event[is_start]
+    end, label = np.where(is_freed, follows, len(events))[is_start], events["label"].cat.codes.to_numpy()[start]
+    blocks = events[["size_bytes"]].iloc[start].assign(start=start, end=end, label=label)
+    return blocks.astype("int64").reset_index(drop=True)
 
 
 def _warnings(summary: MemorySummary, before: int, allocations: pd.DataFrame) -> list[Issue]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from nvprof_kit._analysis.attribution.intervals import Int64Array
 from nvprof_kit._result.column import read_tables
+from nvprof_kit._trace.joins import distinct
 
 _TABLES = read_tables("nvprof_kit._analysis.memory")
 COLUMNS = _TABLES | {view: {**_TABLES["layer"], **_TABLES[view]} for view in ("stack", "size")}
@@ -18,18 +19,17 @@ COLUMNS = _TABLES | {view: {**_TABLES["layer"], **_TABLES[view]} for view in ("s
 def segment_table(segments: pd.DataFrame, blocks: pd.DataFrame, device: int) -> pd.DataFrame:
     """A row for each segment of a device, the one with the most idle memory first."""
     used = blocks["state"] != "inactive"
-    idle = blocks["size_bytes"].where(~used, 0)
-    by_segment = pd.DataFrame(
-        {
-            "segment": blocks["segment"],
-            "rounding_bytes": (blocks["size_bytes"] - blocks["requested_bytes"]).where(used, 0),
-            "free_bytes": idle,
-            "largest_free_bytes": idle,
-            "blocks": used.astype("int64"),
-        }
-    )
-    how = {"rounding_bytes": "sum", "free_bytes": "sum", "largest_free_bytes": "max", "blocks": "sum"}
-    sums = by_segment.groupby("segment").agg(how).reindex(range(len(segments)), fill_value=0)
+    by_segment = blocks.assign(
+        rounding=(blocks["size_bytes"] - blocks["requested_bytes"]).where(used, 0),
+        free=blocks["size_bytes"].where(~used, 0),
+        used=used.astype("int64"),
+    ).groupby("segment")
+    sums = by_segment.agg(
+        rounding_bytes=("rounding", "sum"),
+        free_bytes=("free", "sum"),
+        largest_free_bytes=("free", "max"),
+        blocks=("used", "sum"),
+    ).reindex(range(len(segments)), fill_value=0)
     table = segments.join(sums)[(segments["device"] == device).to_numpy()]
     fragmentation = 1 - table["largest_free_bytes"] / table["free_bytes"].where(table["free_bytes"] > 0)
     table = table.assign(fragmentation=fragmentation.fillna(0.0)).astype({"kind": "str", "pool": "str"})
@@ -48,10 +48,9 @@ def step_table(allocations: pd.DataFrame, level: Int64Array, step: pd.Series[int
     rows = np.flatnonzero(step.notna().to_numpy())
     if not len(rows):
         return pd.DataFrame({name: pd.Series(dtype="int64") for name in COLUMNS["step"]})
-    numbers, code = np.unique(step.to_numpy(dtype=np.int64, na_value=0)[rows], return_inverse=True)
-    first, last = np.full(len(numbers), len(level)), np.zeros(len(numbers), dtype=np.int64)
-    np.minimum.at(first, code, rows)
-    np.maximum.at(last, code, rows)
+    numbers, code = distinct(np.asarray(step.iloc[rows], dtype=np.int64))
+    first, last = np.empty_like(numbers), np.empty_like(numbers)
+    first[code[::-1]], last[code] = rows[::-1], rows
     in_steps = allocations[allocations["step"].notna()].astype({"step": "int64"})
     of_step = in_steps.groupby("step")["size_bytes"]
     sums: Any = of_step.agg(allocated_bytes="sum", allocations="size", largest_bytes="max")
@@ -76,16 +75,16 @@ def traffic_table(allocations: pd.DataFrame, events: int) -> pd.DataFrame:
         allocations: Blocks allocated in the history: columns start, end (numbers of events), size_bytes, layer, phase.
         events: How many events there are: a block with this end is held at the end.
     """
-
-    def of_owner(rows: pd.DataFrame, column: str = "size_bytes") -> Any:
-        return rows.groupby(["layer", "phase"], observed=True, sort=False)[column]
-
-    table = of_owner(allocations).agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
-    frees = allocations.assign(start=allocations["end"], size_bytes=-allocations["size_bytes"])
-    changes = pd.concat([allocations, frees]).sort_values("start", kind="stable", ignore_index=True)
-    table["peak_bytes"] = of_owner(changes.assign(level=of_owner(changes).cumsum()), "level").max()
-    left = allocations[allocations["end"] == events]
-    table["kept_bytes"] = of_owner(left).sum().reindex(table.index, fill_value=0)
-    typed = table.reset_index().astype({"layer": "str", "phase": "str"})[list(COLUMNS["allocation"])]
-    in_order: pd.DataFrame = typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)
-    return in_order
+    owners = allocations.groupby(["layer", "phase"], observed=True, sort=False)
+    table = owners["size_bytes"].agg(allocations="size", allocated_bytes="sum", largest_bytes="max")
+    start, end, size = (allocations[name].to_numpy() for name in ("start", "end", "size_bytes"))
+    owner = np.full(events + 1, len(table), np.min_scalar_type(len(table)))  # of each event, and of what is never freed
+    change = np.zeros(events + 1, dtype=np.int64)
+    owner[end] = owner[start] = owners.ngroup().to_numpy()
+    change[end], change[start] = -size, size
+    order = np.argsort(owner[:events], kind="stable")
+    level, first = np.cumsum(change[order]), np.searchsorted(owner[order], np.arange(len(table)))
+    table["peak_bytes"] = np.maximum.reduceat(level, first) - np.append(0, level)[first]
+    table["kept_bytes"] = np.add.reduceat(change[order], first)
+    typed: pd.DataFrame = table.reset_index().astype({"layer": "str", "phase": "str"})[list(COLUMNS["allocation"])]
+    return typed.sort_values("peak_bytes", ascending=False, kind="stable", ignore_index=True)

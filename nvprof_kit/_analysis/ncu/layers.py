@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from nvprof_kit._analysis.kernels.classes import family_of
-from nvprof_kit._analysis.kernels.signatures import Kernels, read_kernels
+from nvprof_kit._analysis.kernels.signatures import Kernels, Owner, read_kernels
 from nvprof_kit._analysis.layers.fold import Blocks, ByLayer
 from nvprof_kit._analysis.layers.tree import ModelTree, with_ancestors
 from nvprof_kit._analysis.ncu.counters import AMOUNT_NAMES, PERCENTAGES, STALL_PREFIX, counters, missed_links
-from nvprof_kit._analysis.ncu.owners import Owner, layers_of_kernels, measured_signatures
+from nvprof_kit._analysis.ncu.owners import layers_of_kernels, measured_signatures
 from nvprof_kit._result.column import read_columns
 from nvprof_kit._result.result import Result
 from nvprof_kit._trace.ncu.schema import NcuReport

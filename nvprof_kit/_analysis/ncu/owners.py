@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nvprof_kit._analysis.kernels.signatures import Kernels, Signature, role_of
+from nvprof_kit._analysis.kernels.signatures import Kernels, Owner, Signature, role_of
 from nvprof_kit._analysis.layers.tree import parents_of
 from nvprof_kit._analysis.ncu.plan import size_text
 from nvprof_kit._trace.ncu.schema import NcuReport
@@ -18,10 +18,6 @@ from nvprof_kit.names import LAYER_CATEGORIES, NO_LAYER, NO_PHASE, PHASE_CATEGOR
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-Owner = tuple[str, str]
-"""Layer and phase."""
 
 _SUFFIX_CATEGORIES = (Category.BACKWARD, Category.RECOMPUTE)
 """Categories that a range's name marks with a suffix."""

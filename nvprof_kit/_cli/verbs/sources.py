@@ -14,6 +14,7 @@ from nvprof_kit._cli.verb import COUNTERS, READ, TABLES, WITH_PAGE, LazyGroup, O
 from nvprof_kit._result import formats
 from nvprof_kit._result.result import TABLE, Result
 from nvprof_kit._trace.files.kinds import NCU, NEEDED_NSYS, NSYS, PICKLE, TIMERS, expect
+from nvprof_kit._trace.files.process import keep_freed_memory
 from nvprof_kit.errors import UsageError
 
 
@@ -91,6 +92,7 @@ def memory(output: Output, snapshot: str, **options: Any) -> None:
     A SNAPSHOT is a pickle by nvprof_kit.memory_snapshot or torch.cuda.memory._dump_snapshot. An .html has everything, a
     picture the timeline (with --by segment: the segments).
     """
+    keep_freed_memory()
     output.spare([snapshot])
     expect(snapshot, (PICKLE,), "a snapshot of torch.cuda.memory._dump_snapshot")
     with progress() as report:

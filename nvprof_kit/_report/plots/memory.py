@@ -28,31 +28,26 @@ _BEFORE = "#BBBBBB"
 
 
 def memory_figure(result: Memory) -> Figure:
-    """Allocated memory over time, or the segments if the result is by ``segment``."""
-    if result.view == "segment":
-        return segments_figure(result.snapshot, result.summary.device)
-    return timeline_figure(result)
-
-
-def timeline_figure(result: Memory) -> Figure:
-    """Allocated memory after each event, stacked by the largest layers at the peak, with reserved memory as a line.
+    """Allocated memory after each event, stacked by the largest layers at the peak, with reserved memory as a line; or
+    the segments if the result is by ``segment``.
 
     Events are equidistant, regardless of time: a step takes milliseconds, building a model takes seconds.
     """
+    if result.view == "segment":
+        return segments_figure(result.snapshot, result.summary.device)
     import numpy as np
 
     # after some events: bytes from before the recording, by the largest layers at the peak, and by other layers
     events = len(result.level_bytes)
     at = np.linspace(0, max(events - 1, 0), min(_POINTS, events)).astype(np.int64)
     at = np.union1d(at, [result.summary.peak_event]) if events else at
-    allocations = result.held[result.held["start"] >= 0]
-    layers = allocations["layer"].astype("str")
+    layers = result.held["layer"].astype("str")
     order = result.layer.groupby("layer", sort=False)["bytes"].sum().sort_values(ascending=False, kind="stable")
     largest = [name for name in order.index if name in set(layers)][:_LAYERS]
     changes = np.zeros((events + 1, len(largest) + 1), dtype=np.int64)
     group = pd.Index(largest).get_indexer(layers)  # -1, the last column, are the others
-    np.add.at(changes, (allocations["start"].to_numpy(), group), allocations["size_bytes"].to_numpy())
-    np.subtract.at(changes, (allocations["end"].to_numpy(), group), allocations["size_bytes"].to_numpy())
+    np.add.at(changes, (result.held["start"].to_numpy(), group), result.held["size_bytes"].to_numpy())
+    np.subtract.at(changes, (result.held["end"].to_numpy(), group), result.held["size_bytes"].to_numpy())
     bands = pd.DataFrame(np.cumsum(changes, axis=0)[at], index=at, columns=[*largest, "other layers"])
     bands.insert(0, _EARLY, np.maximum(result.level_bytes[at] - bands.sum(axis=1), 0))
     bands = bands.loc[:, bands.any()]
@@ -67,7 +62,7 @@ def timeline_figure(result: Memory) -> Figure:
         axes.plot(bands.index, reserved, color="#222222", lw=1.2, label="reserved", drawstyle="steps-post")
         axes.axvline(result.summary.peak_event, color="#222222", lw=0.8, ls=":")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, frameon=False, fontsize=11)
-    in_steps = allocations[allocations["step"].notna()]
+    in_steps = result.held[result.held["step"].notna()]
     first = in_steps.groupby(in_steps["step"].astype("int64"))["start"].min()
     if 0 < len(first) <= _STEPS:
         axes.set_xticks(first.tolist(), [f"step {step}" for step in first.index], ha="left")
