@@ -45,6 +45,10 @@ NUMBER_BYTES = 64
 SMALL_NS, STORM_COUNT, STORM_SHARE, WAITS_SHARE = 5_000, 50, 0.7, 0.05
 LAYOUT_SHARE, UNREAD_SHARE = 0.2, 0.2
 """Less than this share of the logits, as the last token's, is less than the times of filling and copying vary by."""
+LOSS_SHARE, IGNORED = 0.2, 0.75
+"""Where so much of the time is the head's and the loss's, labels may be ignored: of prompts, padding, or six of seven
+words; so many are assumed to be.
+"""
 LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
@@ -81,7 +85,6 @@ _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|output|output_layer|logits?)$")
 _HEAD = re.compile(r"(^|\.)head$")
 _OF_PARTS = ["name", "ns", "layer", "layer_kind", "block", "block_kind"]
 _OF_CHAINS = ["name", "start_ns", "end_ns", "ns", "lane", "layer", "phase"]
-_CAUSAL = re.compile(r"triu|tril")
 _TAKES_NO_MASK = re.compile(r"flash_(fwd|bwd)|FlashAttn")
 _SLOW_ATTENTION, SLOW_PART = re.compile(r"fmha_cutlass[FB]_b?f16\w*sm(?!7)"), 0.4
 """PyTorch's memory-efficient attention on GPUs that flash attention runs on, and what that takes of its time."""
@@ -387,19 +390,18 @@ def unfused_attention(program: Program) -> Iterator[Finding]:
     memory-efficient kernels where flash attention could.
 
     Saves: Their time and launches; not in decoding also half of the two products beside each softmax, assuming a causal
-    mask, and where `triu` or `tril` makes the mask half of that attention's time, if its kernels can read a mask: they
-    compute what `is_causal=True` skips. Of memory-efficient attention 0.6 of its time.
+    mask, and of attention for which a mask is made half, if its kernels can read one: without it they take about half.
+    Of memory-efficient attention 0.6 of its time.
     """
     masks, scores, ops = program.mask_kernels, program.scores, program.ops
-    causal = masks["layer"][matching(masks["name"], _CAUSAL) & (not program.may_decode)]
     reads_mask = (ops["kernel_class"] == "attention") & ~matching(ops["name"], _TAKES_NO_MASK)
-    reads_mask &= matching(ops["layer"], {*causal.unique()})
+    reads_mask &= matching(ops["layer"], {*masks["layer"].unique()}) & (not program.may_decode)
     half_ns, saves = program.busy_ns(ops[reads_mask]) // 2, 0
     if masks["layer"].nunique() >= 2:
         gpu = pd.concat([pd.Series(0.0, masks.index), pd.Series(0.5, ops.index[reads_mask])])
         saves = program.without_ns(ops.loc[gpu.index], gpu, (gpu > 0).astype(float))
     if saves and saves >= COPIES_SHARE * program.wall_ns:
-        half = f", and half of that attention, {program.ms(half_ns)}, which is_causal=True skips" * bool(half_ns)
+        half = f", and half of that attention, {program.ms(half_ns)}, since it reads the mask" * bool(half_ns)
         evidence = f"{program.of_wall(program.busy_ns(masks))} in kernels that make a mask before fused attention{half}"
         evidence += f", in {plural(masks['layer'].nunique(), 'layer')}{program.with_launches(masks, saves - half_ns)}"
         yield program.finding_in_ops("unfused-attention:mask", evidence, masks, saves=saves)
@@ -426,10 +428,11 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     products of the blocks, unless these have few tokens: so it computes the logits of all tokens. With `low` confidence
     if a softmax or another reduction reads them. In training, the head's product in the backward pass reads gradients
     that were filled with zeros, of which the next kernel wrote four fifths or less: a copy of all would take twice as
-    long as the filling, since it reads and writes.
+    long as the filling, since it reads and writes. With `low` confidence, the head and a loss with a softmax take 20 %:
+    labels may be ignored.
 
     Saves: The time of the head and of these kernels; in training the part of the head's time that is not of written
-    gradients, and the filling and writing.
+    gradients, and the filling and writing; where labels may be ignored, 3/4.
     """
     if program.mode not in ("training", "prefill", "mixed"):
         return
@@ -447,6 +450,15 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
             evidence += f"logits the loss reads about {share(left, 1)}: zeros fill the others' gradients"
             saves = program.without_ns(heads, left, 1) + written_ns + filled_ns
             yield program.finding_in_ops("logits:training", evidence, heads, saves=saves)
+            return
+        of_head &= matching(kernels["layer"], _HEADS) | matching(kernels["layer"], _HEAD)
+        at_head = pd.Series(np.select([of_head, kernels["block"] != ""], [1.0, 0.0], np.nan), kernels.index).ffill()
+        of_loss = kernels[(at_head == 1) & matching(kernels["phase"], ("forward", "backward", "other"))]
+        loss_ns = program.busy_ns(of_loss)
+        if loss_ns >= LOSS_SHARE * program.wall_ns and (of_loss["kernel_class"] == "softmax").any():
+            heads, saves = of_loss[of_head[of_loss.index]], program.without_ns(of_loss, 1 - IGNORED, 1)
+            evidence = f"{program.of_wall(loss_ns)} in {heads['layer'].iloc[0]} and the loss"
+            yield program.finding_in_ops("logits:labels", evidence, heads, saves=saves, confidence="low")
         return
     is_light, is_product = matching(kernels["kernel_class"], POINTWISE), kernels["kernel_class"] == "gemm"
     in_block, is_named = (matching(kernels[name], like) for name, like in (("layer_kind", _NUMBER), ("layer", _HEADS)))
@@ -504,21 +516,34 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
 
 
 def recompute(program: Program) -> Iterator[Finding]:
-    """Forward work done again is 5 % of the GPU time or more; or most layers run backward more often than forward.
+    """Forward work done again is 5 % of the GPU time or more; or most layers run backward more often than forward; or
+    layers that are not trained run forward more often than those that are, as a teacher, and take 5 %: perhaps
+    on the same inputs.
 
     Saves: That time and its launches, in steps run again as in `sync`; or of the backward passes all but one for each
-    forward pass.
+    forward pass, or of layers that are not trained all but as many as of those that are.
     """
     ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
     calls = program.ops[["phase", "layer", "call_of_layer"]].drop_duplicates("call_of_layer")
     calls = calls[calls["call_of_layer"] >= 0].groupby(["phase", "layer"], observed=True).size().unstack("phase")
-    passes = (calls["backward"] / calls["forward"]).median() if {"forward", "backward"} <= {*calls} else 1.0
+    calls = calls.reindex(columns=["forward", "backward"])
+    passes, is_frozen = (calls["backward"] / calls["forward"]).median(), calls["backward"].isna()
     if passes >= SEVERAL_PASSES:
         backward = program.ops[program.ops["phase"] == "backward"]
         saves = program.without_ns(backward, 1 / passes, 1 / passes)
         evidence = f"layers run backward {passes:.1f} times for each forward pass; in these "
         evidence += f"{program.of_wall(program.busy_ns(backward))}; with one for each {program.shorter(saves)}"
         yield program.finding_in_ops("recompute:backward", evidence, backward, saves=saves, confidence="high")
+    times = calls["forward"][is_frozen] / calls["forward"][~is_frozen].median()
+    times = times[times >= SEVERAL_PASSES]
+    repeated = program.ops[matching(program.ops["layer"], {*times.index}) & (program.ops["phase"] == "forward")]
+    if (busy_ns := program.busy_ns(repeated)) >= RECOMPUTE_SHARE * total_ns > 0:
+        saves = program.without_ns(repeated, 1 / times.median(), 1 / times.median())
+        evidence = f"{program.of_wall(busy_ns)} in {plural(len(times), 'layer')} that are not trained, which run "
+        evidence += (
+            f"{times.median():.1f} times for each forward pass of those that are; with one {program.shorter(saves)}"
+        )
+        yield program.finding_in_ops("recompute:frozen", evidence, repeated, saves=saves, confidence="low")
     again_ns = ops["ns"].sum()
     if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:
         return

@@ -22,10 +22,10 @@ from nvprof_kit._analysis.breakdown.host import ALLOCATIONS, LONG_NS, START_NS, 
 LAUNCH_NS = 3_000
 """A call that launches a kernel takes about this long where no profiler traces it."""
 
-TRACED_LAUNCH_NS, QUICK = 5_000, 0.1
+TRACED_LAUNCH_NS, QUICK, LAUNCHES_TO_JUDGE = 5_000, 0.1, 100
 """Of the launches that a profiler traces, one of ten takes less than this; a host on which they take longer is slowed,
 by the profiler or by other programs, in all that it does. Most launches also take longer where threads wait for each
-other, which they do without a profiler too.
+other, which they do without a profiler too, as do a few between replays of graphs.
 """
 
 TRACED_PART = 1 / 3
@@ -162,7 +162,7 @@ class Replay:
             np.subtract(self._moments_ns[offset + 1 :: 2], self._moments_ns[offset:-1:2], out=column)
         launches_ns = inside_ns[is_call & host.named("LaunchKernel", calls)]
         launch_ns = float(np.quantile(launches_ns, QUICK, overwrite_input=True)) if len(launches_ns) else 0.0
-        self.slowdown = max(launch_ns / TRACED_LAUNCH_NS, 1)
+        self.slowdown = max(launch_ns / TRACED_LAUNCH_NS, 1) if len(launches_ns) >= LAUNCHES_TO_JUDGE else 1.0
         if self.slowdown > 1:
             np.divide(times, self.slowdown, out=times, where=times < ASLEEP_NS)
         added_ns = max(min(launch_ns, TRACED_LAUNCH_NS) - LAUNCH_NS, 0)
