@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from nvprof_kit._report.text.texts import Milliseconds, cell, counted, filled, fit, heading
@@ -41,6 +39,8 @@ _SHORT, _SHORT_LABEL, _BAR = 12, 24, 24
 """Minimum widths of shortened texts: other columns, and the first column; and the width of a bar."""
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
+_ASCII = str.maketrans("─█▉▊▋▌", "-#####", "▍▎▏")
+"""For terminals that are ASCII only."""
 
 _FOLDED_LABEL = re.compile(r" x\d+$")
 _FOLDED = "xN: equal blocks {}; median, min and max are {}. --no-fold prints one line per block."
@@ -52,11 +52,10 @@ class Bar:
 
     share: float
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The bar in eighths of a character, or as ``#`` if the terminal is ASCII only."""
-        eighths = max(round(min(self.share, 1.0) * options.max_width * 8), int(self.share > 0))
-        text = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-        yield Text("#" * round(eighths / 8) if options.ascii_only else text, "cyan")
+    def text(self, width: int) -> str:
+        """The bar in eighths of a character."""
+        eighths = max(round(min(self.share, 1.0) * width * 8), int(self.share > 0))
+        return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 @dataclass(frozen=True)
@@ -151,26 +150,21 @@ class Grid:
             omitted = set(map(id, ranked[self.select.top :]))
             rows = [row for row in rows if id(row) not in omitted]
         widths = self._widths(rows, width, grow)
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        header = Row({key: self.columns[key].name for key in widths}, "bold")
         cells = []
         for key, column_width in widths.items():
-            name, kind = self.columns[key].name, self.columns[key].kind
-            table.add_column(name, justify="right" if kind == "right" else "left", no_wrap=True, width=column_width)
+            kind = self.columns[key].kind
             texts: Sequence[Any] = [row.cells.get(key, "") for row in rows if row.cells]
             if kind in ("left", "path"):
                 texts = fit(texts, column_width, kind == "path")
             elif kind == "words":
-                texts = [
-                    "\n".join(textwrap.wrap(_joined(text), column_width)).replace(_NO_BREAK, " ") for text in texts
-                ]
-            cells.append(texts)
+                wrapped = ("\n".join(textwrap.wrap(_joined(text), column_width)) for text in texts)
+                texts = [text.replace(_NO_BREAK, " ") for text in wrapped]
+            cells.append([_cell(text, column_width, kind) for text in (header.cells[key], *texts)])
         lines = zip(*cells, strict=True)
-        for row in rows:
-            if row.cells:
-                table.add_row(*next(lines), style=row.style)
-            else:
-                table.add_section()
-        parts: list[RenderableType] = [table]
+        rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), no_wrap=True, overflow="crop")
+        printed_rows = [_line(next(lines) if row.cells else (), row.style) for row in (header, *rows)]
+        parts: list[RenderableType] = [Group(printed_rows[0], rule, *printed_rows[1:])]
         if hidden := self.beyond + len(self.rows) - len(rows):
             way = "--top N shows them" if self.select is None else "--top N or -o FILE.csv shows them"
             parts.append(Text(f"… and {hidden:,} more {'row' if hidden == 1 else 'rows'}; {way}", "dim"))
@@ -211,6 +205,24 @@ class Grid:
         return {key: (widths | bar_widths)[key] for key in keys if key in widths or (key in bar_widths and left > 0)}
 
 
+def _cell(cell: str | Bar, width: int, kind: str) -> list[tuple[str, str]]:
+    """The lines of a cell, as wide as its column and the gap behind it, with their style."""
+    text, style = (cell.text(width), "cyan") if isinstance(cell, Bar) else (cell, "")
+    lines = [line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…" for line in text.split("\n")]
+    padded = [(line, " " * (width - cell_len(line))) for line in lines]
+    return [((f"{space}{line}" if kind == "right" else f"{line}{space}") + " " * _GAP, style) for line, space in padded]
+
+
+def _line(cells: Sequence[list[tuple[str, str]]], style: str) -> Text:
+    """A row of cells: a line, or as many as its highest cell has."""
+    height = max(map(len, cells), default=0)
+    filled_cells = [cell + [(" " * cell_len(cell[0][0]), "")] * (height - len(cell)) for cell in cells]
+    lines = [Text.assemble(*line, style=style) for line in zip(*filled_cells, strict=True)]
+    for line in lines:
+        line.rstrip()
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+
+
 def _joined(text: str) -> str:
     """A text that is not wrapped between a number and the percent sign."""
     return text.replace(" %", f"{_NO_BREAK}%")
@@ -222,7 +234,9 @@ class _PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render with Rich, keeping only its own control codes."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+            text = plain(segment.text)
+            text = text.translate(_ASCII) if options is not None and options.ascii_only else text
+            yield segment if segment.control else Segment(text, segment.style)
 
 
 def _console(file: TextIO, **options: Any) -> Console:

@@ -15,7 +15,7 @@ from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
-from nvprof_kit._report.text.table import Grid, print_to
+from nvprof_kit._report.text.table import Column, Grid, Row, print_to
 from nvprof_kit._result.result import Result
 from nvprof_kit.issues import in_order
 
@@ -152,6 +152,7 @@ def test_where_no_figure_fits_the_names_are_left(monkeypatch):
     names, _, gone = printed(grid, 30, monkeypatch).partition("Too wide for 30 columns: ")
     assert max(map(cell_len, names.splitlines())) <= 30
     assert "busy ms" in gone and "MFU" in gone
+    assert printed(Grid({"": Column("curve")}, rows=[Row({"": "▁▂ "})]), 9, monkeypatch).endswith("\n  ▁▂\n")
 
 
 @pytest.mark.parametrize("name", ["pieces-capture", "qwen3-capture"])
