@@ -449,7 +449,7 @@ def find_torch() -> bool:
         return False
     if torch.compiler.is_dynamo_compiling():
         return True
-    ranges.graph_task, ranges.grad_enabled = torch._C._current_graph_task_id, torch.is_grad_enabled
+    ranges.graph_task = torch._C._current_graph_task_id
     gate["__compiling"] = torch.compiler.is_dynamo_compiling
     while _waiting:
         _waiting.popitem()[0]()

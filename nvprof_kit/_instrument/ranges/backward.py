@@ -27,7 +27,6 @@ import torch
 import torch.utils.checkpoint as checkpoints
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.nn.modules import module as modules
 
 from nvprof_kit._instrument import session
 from nvprof_kit._instrument.patches import Handle, Patch, Patches, skip_compiling, uncompiled, uncompiled_itself, unseen
@@ -370,27 +369,7 @@ def _begin_task(backend: Backend) -> None:
     Variable._execution_engine.queue_callback(_End(position.task, backend))
 
 
-_call_impl = nn.Module._call_impl
-
-
-@uncompiled
-def call_of(module: Any) -> Any:
-    """What a module's call runs: without hooks, its ``forward``. ``nn.Module._call_impl`` runs the same, but takes
-    twice as long until then.
-    """
-    values = module.__dict__
-    if (
-        (values["_forward_hooks"] or values["_forward_pre_hooks"])
-        or (values["_backward_hooks"] or values["_backward_pre_hooks"])
-        or (modules._global_forward_hooks or modules._global_forward_pre_hooks)
-        or (modules._global_backward_hooks or modules._global_backward_pre_hooks)
-        or (type(module)._call_impl is not _call_impl or torch._C._get_tracing_state())
-    ):
-        return module._call_impl
-    return module.forward
-
-
-ranges.follow, ranges.call_of = follow, call_of
+ranges.follow, ranges.grad_enabled = follow, torch.is_grad_enabled  # in this order: other threads may call it now
 
 
 def _patches() -> list[Patch]:

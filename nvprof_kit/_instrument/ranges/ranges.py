@@ -19,8 +19,8 @@ graph_task: Callable[[], int] = partial(int, -1)
 grad_enabled: Callable[[], bool] = bool
 """Returns whether gradients are enabled."""
 
-follow = call_of = cast(Any, None)
-"""`backward.follow`, which follows a call into the backward pass, and `backward.call_of`, once torch is loaded."""
+follow = cast(Any, None)
+"""Follows a call into the backward pass: `backward.follow`, once torch is loaded."""
 
 
 class Range:
@@ -121,7 +121,8 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     module alive.
     """
     if type(function) is ref:
-        function = call_of(function())
+        module: Any = function()
+        function = module._call_impl
     receiver = backend
     if receiver is None:
         return function(*args, **kwargs)
@@ -133,7 +134,7 @@ def call_inside(block: Block, function: Any, /, *args: Any, **kwargs: Any) -> An
     owners = position.owners
     owners.append(block)
     try:
-        if block.backward is None or (position.call is None and not grad_enabled()):
+        if block.backward is None or not grad_enabled():
             return function(*args, **kwargs)
         outputs, call = None, follow(position, block, args, kwargs)
         try:
