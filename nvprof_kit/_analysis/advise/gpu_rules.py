@@ -437,28 +437,8 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     if program.mode not in ("training", "prefill", "mixed"):
         return
     kernels = program.kernels.iloc[np.lexsort((program.kernels["start_ns"], program.kernels["lane"]))]
-    if program.mode == "training":  # where the loss reads some logits, the others' gradients are zeros
-        of_head = (kernels["kernel_class"] == "gemm") & (kernels["block"] == "") & (kernels["layer"] != NO_LAYER)
-        written, filled = (kernels[["name", "kernel_class", "ns"]].shift(back) for back in (1, 2))
-        is_padded = of_head & (kernels["phase"] == "backward") & (written["kernel_class"] == "copy")
-        is_padded &= pd.Series(matching(filled["name"], FILLS), kernels.index)
-        heads = kernels[of_head & kernels["layer"].isin(kernels["layer"][is_padded])]
-        written_ns, filled_ns = (int(before["ns"][is_padded].sum()) for before in (written, filled))
-        left = written_ns / max(2 * filled_ns, 1)  # a copy reads and writes
-        if left <= 1 - UNREAD_SHARE and (1 - left) * heads["ns"].sum() >= COPIES_SHARE * program.wall_ns:
-            evidence = f"{program.of_wall(program.busy_ns(heads))} in products of {heads['layer'].iloc[0]}, of whose "
-            evidence += f"logits the loss reads about {share(left, 1)}: zeros fill the others' gradients"
-            saves = program.without_ns(heads, left, 1) + written_ns + filled_ns
-            yield program.finding_in_ops("logits:training", evidence, heads, saves=saves)
-            return
-        of_head &= matching(kernels["layer"], _HEADS) | matching(kernels["layer"], _HEAD)
-        at_head = pd.Series(np.select([of_head, kernels["block"] != ""], [1.0, 0.0], np.nan), kernels.index).ffill()
-        of_loss = kernels[(at_head == 1) & matching(kernels["phase"], ("forward", "backward", "other"))]
-        loss_ns = program.busy_ns(of_loss)
-        if loss_ns >= LOSS_SHARE * program.wall_ns and (of_loss["kernel_class"] == "softmax").any():
-            heads, saves = of_loss[of_head[of_loss.index]], program.without_ns(of_loss, 1 - IGNORED, 1)
-            evidence = f"{program.of_wall(loss_ns)} in {heads['layer'].iloc[0]} and the loss"
-            yield program.finding_in_ops("logits:labels", evidence, heads, saves=saves, confidence="low")
+    if program.mode == "training":
+        yield from logits_in_training(program, kernels)
         return
     is_light, is_product = matching(kernels["kernel_class"], POINTWISE), kernels["kernel_class"] == "gemm"
     in_block, is_named = (matching(kernels[name], like) for name, like in (("layer_kind", _NUMBER), ("layer", _HEADS)))
@@ -493,6 +473,34 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
         evidence += f"; its product, {name}, has tiles for many rows and takes as long as the long ones of a block"
     confidence = "low" if is_needed else "medium"
     yield program.finding_in_ops("logits", evidence, heads, saves=saves, confidence=confidence)
+
+
+def logits_in_training(program: Program, kernels: pd.DataFrame) -> Iterator[Finding]:
+    """The findings of `logits_of_all_tokens` about a loss, which reads some of the logits, or may read some."""
+    of_head = (kernels["kernel_class"] == "gemm") & (kernels["block"] == "") & (kernels["layer"] != NO_LAYER)
+    written, filled = (kernels[["name", "kernel_class", "ns"]].shift(back) for back in (1, 2))
+    is_padded = of_head & (kernels["phase"] == "backward") & (written["kernel_class"] == "copy")
+    is_padded &= pd.Series(matching(filled["name"], FILLS), kernels.index)
+    heads = kernels[of_head & kernels["layer"].isin(kernels["layer"][is_padded])]
+    written_ns, filled_ns = (int(before["ns"][is_padded].sum()) for before in (written, filled))
+    left = written_ns / max(2 * filled_ns, 1)  # a copy reads and writes
+    if left <= 1 - UNREAD_SHARE and (1 - left) * heads["ns"].sum() >= COPIES_SHARE * program.wall_ns:
+        evidence = f"{program.of_wall(program.busy_ns(heads))} in products of {heads['layer'].iloc[0]}, of whose "
+        evidence += f"logits the loss reads about {share(left, 1)}: zeros fill the others' gradients"
+        saves = program.without_ns(heads, left, 1) + written_ns + filled_ns
+        yield program.finding_in_ops("logits:training", evidence, heads, saves=saves)
+        return
+    in_block = kernels["block"] != ""
+    in_head = ~in_block & (matching(kernels["layer"], _HEADS) | matching(kernels["layer"], _HEAD))
+    is_last = in_head & (kernels["phase"] == "backward")  # without its backward pass, it is unknown where a loss ends
+    ends = in_block | is_last.shift(fill_value=False) & ~in_head
+    at_head = pd.Series(np.select([of_head & in_head, ends], [1.0, 0.0], np.nan), kernels.index).ffill()
+    of_loss = kernels[(at_head == 1) & matching(kernels["phase"], ("forward", "backward", "other"))]
+    loss_ns = program.busy_ns(of_loss) if is_last.any() else 0
+    if loss_ns >= LOSS_SHARE * program.wall_ns and (of_loss["kernel_class"] == "softmax").any():
+        heads, saves = of_loss[(of_head & in_head)[of_loss.index]], program.without_ns(of_loss, 1 - IGNORED, 1)
+        evidence = f"{program.of_wall(loss_ns)} in {heads['layer'].iloc[0]} and the loss"
+        yield program.finding_in_ops("logits:labels", evidence, heads, saves=saves, confidence="low")
 
 
 def optimizer_loop(program: Program) -> Iterator[Finding]:
@@ -535,14 +543,17 @@ def recompute(program: Program) -> Iterator[Finding]:
         evidence += f"{program.of_wall(program.busy_ns(backward))}; with one for each {program.shorter(saves)}"
         yield program.finding_in_ops("recompute:backward", evidence, backward, saves=saves, confidence="high")
     times = calls["forward"][is_frozen] / calls["forward"][~is_frozen].median()
-    times = times[times >= SEVERAL_PASSES]
+    trained = [str(layer) for layer in calls.index[~is_frozen]]  # a layer around such may only add in its forward pass
+    frozen = [name for name in times.index if not any(layer.startswith(f"{name}.") for layer in trained)]
+    times = times[frozen][lambda times: times >= SEVERAL_PASSES]
     repeated = program.ops[matching(program.ops["layer"], {*times.index}) & (program.ops["phase"] == "forward")]
     if (busy_ns := program.busy_ns(repeated)) >= RECOMPUTE_SHARE * total_ns > 0:
         saves = program.without_ns(repeated, 1 / times.median(), 1 / times.median())
-        evidence = f"{program.of_wall(busy_ns)} in {plural(len(times), 'layer')} that are not trained, which run "
-        evidence += (
-            f"{times.median():.1f} times for each forward pass of those that are; with one {program.shorter(saves)}"
+        layers = plural(len(times), "layer", "that is not trained and runs/that are not trained and run")
+        evidence = (
+            f"{program.of_wall(busy_ns)} in {layers} {times.median():.1f} times for each forward pass of those that "
         )
+        evidence += f"are; with one {program.shorter(saves)}"
         yield program.finding_in_ops("recompute:frozen", evidence, repeated, saves=saves, confidence="low")
     again_ns = ops["ns"].sum()
     if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:

@@ -138,7 +138,8 @@ class Operations:
         if self.is_last_question:
             for table, names in columns.items():
                 if (frame := getattr(self.trace, table)) is not None:
-                    frame.drop(columns=[*names], inplace=True)
+                    for name in names:
+                        del frame[name]
 
     def return_memory(self) -> None:
         """In the last question, return to the system what was freed."""

@@ -54,7 +54,7 @@ def memory_figure(result: Memory) -> Figure:
 
     title = f"Allocated memory on device {result.summary.device} by layer; the peak is dotted"
     figure, axes = canvas((12, 5.2), title, "events, in order", "MiB")
-    if len(bands):
+    if bands.size:
         colours = [_BEFORE] * (_EARLY in bands) + [*PALETTE]
         names, heights = list(map(str, bands)), bands.to_numpy().T / _MIB
         axes.stackplot(bands.index, heights, labels=names, colors=colours[: len(names)], step="post", linewidth=0)
