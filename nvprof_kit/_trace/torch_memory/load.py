@@ -22,7 +22,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain, count
+from itertools import chain, count, islice
 from operator import itemgetter
 from typing import Any
 
@@ -153,12 +153,11 @@ def _tables(content: Any, spans_key: str) -> dict[str, Any]:
 
 def _events_and_stacks(histories: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """The columns of the events of all devices, and the distinct stacks."""
-    events = [*chain.from_iterable(histories)]
+    events = chain.from_iterable(histories)
     columns = {name: bytearray() for name in (*_EVENTS, "action", "label", "stack")}
     action_codes, label_codes = (defaultdict[Any, int](count().__next__) for _ in range(2))
     stacks = _Stacks()
-    for start in range(0, len(events), _EVENTS_AT_ONCE):
-        rows = events[start : start + _EVENTS_AT_ONCE]
+    while rows := [*islice(events, _EVENTS_AT_ONCE)]:
         for name, (key, default) in _EVENTS.items():
             columns[name] += _integers(rows, key, "device_traces", default)
         actions = _values(rows, "action", "device_traces")
@@ -186,7 +185,7 @@ def _rows(value: Any, name: str, *kinds: type) -> list[Any]:
     """Check for a list with items of these types."""
     if not isinstance(value, (list, tuple)) or set(map(type, value)) - {*kinds}:
         raise _wrong(name, f"a list of {kinds[0].__name__}s")
-    return list(value)
+    return value if isinstance(value, list) else list(value)
 
 
 def _lists(lists: list[Any], name: str) -> list[list[dict[str, Any]]]:
