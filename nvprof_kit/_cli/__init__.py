@@ -19,7 +19,7 @@ import click
 
 from nvprof_kit import __version__
 from nvprof_kit._cli.verb import group
-from nvprof_kit._result.formats import plain
+from nvprof_kit._result.formats import title
 from nvprof_kit.errors import NvprofKitError
 
 _COMPLETE = "_NVPROF_KIT_COMPLETE"
@@ -93,7 +93,7 @@ def _prepare_streams() -> None:
 
 
 def _complain(message: str, exit_code: int) -> int:
-    print("nvprof-kit:", plain(" ".join(message.splitlines())), file=sys.stderr)
+    print("nvprof-kit:", title(message), file=sys.stderr)
     return exit_code
 
 

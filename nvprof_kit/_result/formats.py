@@ -30,12 +30,12 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def plain(text: str) -> str:
     """Replace control characters, lone surrogates and bidirectional marks in a text."""
-    return text if text.isascii() and text.isprintable() else text.translate(_STEERING)
+    return text if text.isprintable() else text.translate(_STEERING)
 
 
 def title(name: str) -> str:
     """A path or a name as it is shown: on one line, whatever it holds."""
-    return plain(" ".join(name.splitlines()))
+    return name if name.isprintable() else plain(" ".join(name.expandtabs(1).splitlines()))
 
 
 def csv_cell(cell: object) -> object:

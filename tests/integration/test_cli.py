@@ -55,8 +55,7 @@ class TestReading:
 
     def test_a_terminal_that_knows_only_ascii(self, capture, tmp_path):
         done = execute(*NVPROF_KIT, "layers", capture, cwd=tmp_path, PYTHONIOENCODING="ascii", COLUMNS="120")
-        assert done.returncode == 0
-        assert "####" in done.stdout
+        assert done.returncode == 0 and "####" in done.stdout
 
 
 class TestRecording:
@@ -67,8 +66,7 @@ class TestRecording:
         (tmp_path / "sub" / "train.py").write_text(WORK + "import neighbour\nsys.exit(7)")
         plain = execute(sys.executable, "sub/train.py", "--lr", "3", cwd=tmp_path, **QUIET)
         done = record(tmp_path, "sub/train.py", "--lr", "3")
-        assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
-        assert done.returncode == 7
+        assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) and done.returncode == 7
         assert done.stderr == "nvprof-kit record: wrote run.json; next: nvprof-kit layers run.json\n"
         assert "nvprof_kit:step:step 0" in (tmp_path / "run.json").read_text()
 

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
@@ -39,7 +40,7 @@ _SHORT, _SHORT_LABEL, _BAR = 12, 24, 24
 """Minimum widths of shortened texts: other columns, and the first column; and the width of a bar."""
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_ASCII = str.maketrans("─█▉▊▋▌", "-#####", "▍▎▏")
+_ASCII = str.maketrans("─█▉▊▋▌▍▎▏", "-#####   ")
 """For terminals that are ASCII only."""
 
 _FOLDED_LABEL = re.compile(r" x\d+$")
@@ -122,10 +123,11 @@ class Grid:
             cost: If not all rows fit, the costliest are shown, and rows without a cost always; if no row has a cost,
                 the first ones.
         """
-        self.rows.append(Row(cells, style, cost))
+        texts = {key: cell if isinstance(cell, Bar) else title(cell) for key, cell in cells.items()}
+        self.rows.append(Row(texts, style, cost))
 
     def add_section(self) -> None:
-        """Add a rule after the current rows."""
+        """Add a rule after the current rows, if there are any."""
         self.rows.append(Row())
 
     @property
@@ -150,7 +152,6 @@ class Grid:
             omitted = set(map(id, ranked[self.select.top :]))
             rows = [row for row in rows if id(row) not in omitted]
         widths = self._widths(rows, width, grow)
-        header = Row({key: self.columns[key].name for key in widths}, "bold")
         cells = []
         for key, column_width in widths.items():
             kind = self.columns[key].kind
@@ -160,11 +161,14 @@ class Grid:
             elif kind == "words":
                 wrapped = ("\n".join(textwrap.wrap(_joined(text), column_width)) for text in texts)
                 texts = [text.replace(_NO_BREAK, " ") for text in wrapped]
-            cells.append([_cell(text, column_width, kind) for text in (header.cells[key], *texts)])
+            cells.append([_cell(text, column_width, kind) for text in (self.columns[key].name, *texts)])
         lines = zip(*cells, strict=True)
         rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), no_wrap=True, overflow="crop")
-        printed_rows = [_line(next(lines) if row.cells else (), row.style) for row in (header, *rows)]
-        parts: list[RenderableType] = [Group(printed_rows[0], rule, *printed_rows[1:])]
+        printed_rows = [_line(next(lines, ()), "bold"), rule]
+        for above, row in pairwise((Row(), *rows)):
+            if row.cells or above.cells:  # a rule is between rows
+                printed_rows.append(_line(next(lines) if row.cells else (), row.style))
+        parts: list[RenderableType] = [Group(*printed_rows)]
         if hidden := self.beyond + len(self.rows) - len(rows):
             way = "--top N shows them" if self.select is None else "--top N or -o FILE.csv shows them"
             parts.append(Text(f"… and {hidden:,} more {'row' if hidden == 1 else 'rows'}; {way}", "dim"))
@@ -184,7 +188,7 @@ class Grid:
         for key in keys:
             column = self.columns[key]
             if column.kind != "bar":
-                texts = [column.name, *(plain(str(row.cells.get(key, ""))) for row in rows if row.cells)]
+                texts = [column.name, *(str(row.cells.get(key, "")) for row in rows if row.cells)]
                 widths[key] = max(map(cell_len, texts))
                 pieces = [word for text in texts for word in _joined(text).split(" ")] if column.kind == "words" else []
                 floor = max([_SHORT_LABEL if key == keys[0] else _SHORT, *map(cell_len, pieces)])

@@ -15,7 +15,7 @@ from support.data import DATA, unpacked
 
 import nvprof_kit
 from nvprof_kit._api.sources import open_ncu, open_snapshot, open_timers
-from nvprof_kit._report.text.table import Column, Grid, Row, print_to
+from nvprof_kit._report.text.table import Bar, Column, Grid, Row, print_to
 from nvprof_kit._result.result import Result
 from nvprof_kit.issues import in_order
 
@@ -153,6 +153,18 @@ def test_where_no_figure_fits_the_names_are_left(monkeypatch):
     assert max(map(cell_len, names.splitlines())) <= 30
     assert "busy ms" in gone and "MFU" in gone
     assert printed(Grid({"": Column("curve")}, rows=[Row({"": "▁▂ "})]), 9, monkeypatch).endswith("\n  ▁▂\n")
+
+
+def test_no_name_moves_what_is_behind_it_and_rules_are_between_rows(monkeypatch):
+    grid = Grid({"layer": Column("layer", "path"), "": Column("", "bar"), "CPU": Column("CPU")}, rows=[Row()])
+    for name in ("tab\tin", "esc\x1b[1m", "turned\u202e", "two\nlines", "more\u2028lines", "[bold]:fire:"):
+        grid.add({"layer": name, "": Bar(0.51), "CPU": "1.5"})
+    grid.rows += [Row(), Row(), Row({"layer": "total"})]
+    print_to(file := io.TextIOWrapper(io.BytesIO(), "ascii", errors="replace"), [grid])
+    file.seek(0)
+    for text in (file.read(), printed(grid, 60, monkeypatch)):
+        heading, _, *rows = text.splitlines()
+        assert {cell_len(row) for row in rows[:-2]} == {cell_len(heading)} and rows[-2:] == ["", "total"]
 
 
 @pytest.mark.parametrize("name", ["pieces-capture", "qwen3-capture"])

@@ -135,20 +135,11 @@ def test_a_pipe_gets_no_colours_and_no_spaces_at_the_end(capture, monkeypatch):
     assert widths == sorted(widths) and widths[0] < widths[-1] == 24
 
 
-class ZMQInteractiveShell:
-    """By this name rich knows that it runs in Jupyter."""
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What rich shows by itself in a notebook."""
-    found: list[object] = []
-    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
-    monkeypatch.setattr(rich.jupyter, "display", lambda *parts: found.append(parts))
-    return found
-
-
-def test_an_answer_is_shown_once(shown):
+def test_an_answer_is_shown_once(monkeypatch):
+    shown: list[object] = []
+    shell = type("ZMQInteractiveShell", (), {})  # by this name rich knows that it runs in Jupyter
+    monkeypatch.setattr(builtins, "get_ipython", shell, raising=False)
+    monkeypatch.setattr(rich.jupyter, "display", lambda *parts: shown.append(parts))
     layers = nvprof_kit.open(DATA / "encoder-2023.4.sqlite.xz").layers(depth=2)
     assert layers._repr_html_() and "Encoder" in str(layers) and "Encoder" in repr(layers)
     assert shown == []  # else each line stands above the table once more
