@@ -159,8 +159,10 @@ class Grid:
             if kind in ("left", "path"):
                 texts = fit(texts, column_width, kind == "path")
             elif kind == "words":
-                wrapped = ("\n".join(textwrap.wrap(_joined(text), column_width)) for text in texts)
-                texts = [text.replace(_NO_BREAK, " ") for text in wrapped]
+                # textwrap counts letters: one that is two cells wide is two
+                spread = ("".join(letter + "\0" * (cell_len(letter) - 1) for letter in _joined(text)) for text in texts)
+                wrapped = ("\n".join(textwrap.wrap(text, column_width)) for text in spread)
+                texts = [text.replace("\0", "").replace(_NO_BREAK, " ") for text in wrapped]
             cells.append([_cell(text, column_width, kind) for text in (self.columns[key].name, *texts)])
         lines = zip(*cells, strict=True)
         rule = Text("─" * (sum(widths.values()) + _GAP * (len(widths) - 1)), no_wrap=True, overflow="crop")

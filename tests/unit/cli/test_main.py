@@ -172,8 +172,7 @@ def test_on_a_terminal_it_shows_on_stderr_and_the_answer_stays_clean(tmp_path):
     os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert done.stdout == b""
-    assert "attributing" in shown or "reading" in shown or "writing" in shown
+    assert done.stdout == b"" and ("attributing" in shown or "reading" in shown or "writing" in shown)
     assert "\x1b[2K" in shown  # the line is taken away again
 
 

@@ -122,8 +122,7 @@ def test_warnings_come_once_behind_the_table_and_are_the_same_in_every_form(name
     assert all(str(part) not in lines for part in parts[:last])
     if name == "summary":  # a table holds one view
         result = opened("slow-operators-2024.2").summary("kernel")
-    told = json.loads(result.encode("json"))
-    assert told["warnings"] == list(in_order(result.warnings))
+    assert json.loads(result.encode("json"))["warnings"] == list(in_order(result.warnings))
     text = result.encode("csv").decode()
     assert not [line for line in text.splitlines() if line.startswith(("#", "!"))]
     assert list(result.warnings_beside("csv")) == said
@@ -152,6 +151,8 @@ def test_where_no_figure_fits_the_names_are_left(monkeypatch):
     names, _, gone = printed(grid, 30, monkeypatch).partition("Too wide for 30 columns: ")
     assert max(map(cell_len, names.splitlines())) <= 30
     assert "busy ms" in gone and "MFU" in gone
+    wide = Row({"": "層.2.注意機構 -8.1 %, 層.3.注意機構 +1,234.5 %"})
+    assert "+1,234.5 %" in printed(Grid({"": Column("unlike", "words")}, rows=[wide]), 36, monkeypatch)
     assert printed(Grid({"": Column("curve")}, rows=[Row({"": "▁▂ "})]), 9, monkeypatch).endswith("\n  ▁▂\n")
 
 
