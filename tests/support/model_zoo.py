@@ -206,6 +206,10 @@ class Net(nn.Module):
 TOKENS = torch.arange(6).reshape(2, 3)
 
 
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+
 ZOO: dict[str, Callable[[], Subject]] = {
     "llama": partial(transformer, "Llama", "ForCausalLM", num_hidden_layers=3, num_key_value_heads=2),
     # tied weights, dropout

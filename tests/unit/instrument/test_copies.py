@@ -6,7 +6,7 @@ import os
 import pickle
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,7 @@ def layers(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextMan
 
 
 def annotated(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:
-    stack = ExitStack()
-    stack.enter_context(annotate_model(model))
-    stack.enter_context(annotate_optimizer(optimizer))
-    return stack
+    return annotate_model(model, optimizer=optimizer)
 
 
 def counted(model: nn.Module, optimizer: Any, folder: Path) -> AbstractContextManager[Any]:

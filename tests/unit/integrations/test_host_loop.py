@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from support.model_zoo import small
 from support.ranges.sink import Outline
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, dataloader
@@ -14,10 +15,6 @@ from torch.utils.data import DataLoader, Sampler, dataloader
 import nvprof_kit._instrument.session as session
 from nvprof_kit.errors import UsageError
 from nvprof_kit.integrations._host import HostLoop
-
-
-def small() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
 
 def begun(model: nn.Module, **options: object) -> HostLoop:

@@ -3,6 +3,7 @@
 import errno
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -158,20 +159,11 @@ def test_the_loops_own_steps(options):
         assert one.profile.layers.summary.steps == 2
 
 
-class Allocator:
-    """An allocator that grows by a thousand bytes whenever it is asked."""
-
-    asked = 0
-
-    def read(self, _device: object) -> Counts:
-        self.asked += 1
-        allocated = 1000 * self.asked
-        return Counts(allocated, allocated, 1 << 20, allocated + 500)
-
-
 def test_memory_beside_time(options, monkeypatch):
     """The way of the allocator's counts into the files; that they are true is shown on a GPU."""
-    monkeypatch.setattr(layer_profiler, "cuda_counts", Allocator().read)
+    grows = itertools.count(1000, 1000)
+    counts = lambda _device: Counts(size := next(grows), size, 1 << 20, size + 500)  # noqa: E731
+    monkeypatch.setattr(layer_profiler, "cuda_counts", counts)
     monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
     training = Training()
     profiling = LayerProfiler(training.model, "1:3", options["folder"], echo=False)

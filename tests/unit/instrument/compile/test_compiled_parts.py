@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,24 +13,16 @@ from compiled_models import Stack, blocks_in_place, whole, whole_in_place
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
+from torch.utils.checkpoint import checkpoint
 
 import nvprof_kit._instrument.session as session
 from nvprof_kit import annotate_model
 
 
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).relu())
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(16), MLP()
+        self.norm, self.mlp = nn.LayerNorm(16), nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.mlp(self.norm(x))
@@ -85,16 +78,10 @@ def test_the_parts_of_compiled_blocks_which_share_their_code(sink):
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_recompute_inside_one_compiled_graph(checkpointed, sink):
     """What the backward graph computes of the forward once more is a checkpoint's recompute; nothing, without one."""
-    from torch.utils.checkpoint import checkpoint
-
-    class Checkpointed(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.embed(x)
-            for layer in self.layers:
-                x = checkpoint(layer, x, use_reentrant=False)
-            return x
-
-    lines = second_step(sink, whole, Checkpointed() if checkpointed else Net())
+    net = Net()
+    for layer in net.layers if checkpointed else ():
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    lines = second_step(sink, whole, net)
     again = {line.strip() for line in lines if line.endswith("recompute")}
     parts = {f"layers.{index}{part} recompute" for index in range(2) for part in ("", ".mlp")}
     assert again >= parts if checkpointed else not again

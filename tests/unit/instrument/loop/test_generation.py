@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_zoo import make
+from support.model_zoo import make, small
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -47,10 +47,6 @@ def test_of_an_encoder_decoder_the_decoders_prompt_counts(sink, prompt, first):
     assert [line for line in sink.lines if "step" not in line] == [f"  {first}", "  decode"]
 
 
-def small() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-
-
 def train(model: nn.Module, optimizer: torch.optim.Optimizer | None, steps: int = 2, accumulation: int = 1) -> None:
     loader = iter(DataLoader(torch.randn(steps * accumulation * 2, 4), batch_size=2))
     for _ in range(steps):
@@ -69,19 +65,17 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def evaluate_between(model: nn.Module) -> None:
-    optimizer = sgd(model)
-    train(model, optimizer, steps=1)
-    with torch.no_grad():
-        for _ in range(3):
-            model.eval()(torch.ones(2, 4))
-    train(model.train(), optimizer, steps=1)
-
-
 def infer(model: nn.Module) -> None:
     with torch.no_grad():
         for _ in range(3):
             model.eval()(torch.ones(2, 4))
+
+
+def evaluate_between(model: nn.Module) -> None:
+    optimizer = sgd(model)
+    train(model, optimizer, steps=1)
+    infer(model)
+    train(model.train(), optimizer, steps=1)
 
 
 def step_by_hand(model: nn.Module) -> None:
