@@ -64,11 +64,6 @@ class Agreement:
     share: float
     outside: float
 
-    @property
-    def right(self) -> bool:
-        """Whether every block is found, with 95 % of the blocks' time in its own block."""
-        return self.true == self.found and (self.true == 0 or self.share >= 0.95)
-
 
 def without_ranges(capture: Path, folder: Path) -> Path:
     """A copy of a packed nsys capture without NVTX events."""

@@ -13,39 +13,27 @@ from nvprof_kit import CaptureError, Timers, UsageError, open_timers
 Stages = list[tuple[str, int, int, int | None]]
 
 
-def of_waits(waits: list[list[int]]) -> list[Stages]:
-    """Of each rank steps of 100 ms: forward, backward, which ends with a collective, and an optimizer of 5 ms; from the
-    rank's time in the collective's stage in each step.
-    """
+def steps_of(lengths: list[dict[str, int]]) -> Stages:
+    """Steps of 100 ms, in each its stages one behind the other."""
     return [
-        [
-            stage
-            for step, wait in enumerate(own)
-            for stage in (
-                ("forward", 100 * step, 95 - wait, 95 - wait),
-                ("backward", 100 * step + 95 - wait, wait, wait),
-                ("optimizer", 100 * step + 95, 5, 5),
-            )
-        ]
-        for own in waits
+        (name, 100 * step + sum([*stages.values()][:place]), length, length)
+        for step, stages in enumerate(lengths)
+        for place, (name, length) in enumerate(stages.items())
     ]
+
+
+def of_waits(waits: list[list[int]]) -> list[Stages]:
+    """Of each rank steps: forward, backward, which ends with a collective, and an optimizer of 5 ms; from the rank's
+    time in the collective's stage in each step.
+    """
+    return [steps_of([{"forward": 95 - wait, "backward": wait, "optimizer": 5} for wait in own]) for own in waits]
 
 
 def barriers(late: Callable[[int], int]) -> list[Stages]:
     """The ranks wait for each other in backward: nobody waits in the barrier behind it."""
+    work = [[50 if late(step) == rank else 10 for step in range(32)] for rank in range(4)]
     return [
-        [
-            stage
-            for step in range(32)
-            for work in (50 if late(step) == rank else 10,)
-            for stage in (
-                ("forward", 100 * step, work, work),
-                ("backward", 100 * step + work, 70 - work, 70 - work),
-                ("barrier", 100 * step + 70, 1, 1),
-                ("optimizer", 100 * step + 71, 29, 29),
-            )
-        ]
-        for rank in range(4)
+        steps_of([{"forward": ms, "backward": 70 - ms, "barrier": 1, "optimizer": 29} for ms in own]) for own in work
     ]
 
 

@@ -52,20 +52,16 @@ def other(folder: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    process.communicate("\n", timeout=60)
-
-
 def test_ranks_that_nobody_told_apart_get_folders_of_their_own(tmp_path):
     running = [other(tmp_path) for _ in range(3)]
     names = [name for _, name in running]
     assert len(set(names)) == 3 and names[0] == "rank0_dp0_tp0_pp0"
     assert all(name.startswith("rank0_dp0_tp0_pp0.") for name in names[1:])
     for process, _ in running:
-        end(process)
+        process.communicate("\n", timeout=60)
     again, name = other(tmp_path)
     assert name == names[0]
-    end(again)
+    again.communicate("\n", timeout=60)
 
 
 def test_what_a_killed_process_left_is_taken_over(tmp_path):

@@ -32,6 +32,12 @@ def launched(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         monkeypatch.setenv(name, value)
 
 
+def run_steps(numbers: range) -> None:
+    for number in numbers:
+        with step(number):
+            pass
+
+
 @pytest.mark.parametrize(
     ("variables", "name"),
     [
@@ -69,9 +75,7 @@ def test_annotate_model_and_steps_mark_once(sink, monkeypatch):
 )
 def test_steps_with_the_mark(variables, lines, sink, monkeypatch):
     launched(monkeypatch, RANK="3", WORLD_SIZE="8", **variables)
-    for number in range(2):
-        with step(number):
-            pass
+    run_steps(range(2))
     assert sink.lines == lines
 
 
@@ -107,13 +111,9 @@ def listed(lines: list[str]) -> list[str]:
 
 def test_groups_are_listed_once_and_again_when_there_are_others(sink, alone):
     with annotate_model(torch.nn.Linear(1, 1)):
-        for number in range(2):
-            with step(number):
-                pass
+        run_steps(range(2))
         dist.new_group([0], group_desc="mesh_tp")
-        for number in range(2, 4):
-            with step(number):
-                pass
+        run_steps(range(2, 4))
     first, second = listed(sink.lines)
     assert first == "mark groups 0 default_pg 0"
     assert [group.description for group in parse_groups(second.removeprefix("mark "))] == ["default_pg", "mesh_tp"]
@@ -122,9 +122,7 @@ def test_groups_are_listed_once_and_again_when_there_are_others(sink, alone):
 
 def test_groups_in_every_step_where_the_capture_may_begin_late(sink, alone, monkeypatch):
     monkeypatch.setenv("NVPROF_KIT_RANK_MARK", "step")
-    for number in range(3):
-        with step(number):
-            pass
+    run_steps(range(3))
     assert len(listed(sink.lines)) == 3
 
 
@@ -137,9 +135,7 @@ def test_a_program_that_creates_groups_in_every_step_is_listed_a_bounded_number_
 
     monkeypatch.setattr(ranks, "group_count", counted)
     monkeypatch.setattr(ranks, "groups_mark", lambda: "groups 0 a 0")
-    for number in range(200):
-        with step(number):
-            pass
+    run_steps(range(200))
     assert len(listed(sink.lines)) == 64
 
 

@@ -2,26 +2,22 @@
 
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 
 from nvprof_kit import Throughput
 
 
-class Clock:
-    """Seconds told by the test."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seconds = 100.0
-        monkeypatch.setattr(time, "perf_counter_ns", lambda: round(self.seconds * 1e9))
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds told by the test."""
+    clock = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: round(clock.seconds * 1e9))
+    return clock
 
 
-def loop(meter: Throughput[int], clock: Clock, lengths: list[tuple[float, float]]) -> None:
+def loop(meter: Throughput[int], clock: SimpleNamespace, lengths: list[tuple[float, float]]) -> None:
     def loader():
         for number, (read, _) in enumerate(lengths):
             clock.seconds += read

@@ -19,15 +19,11 @@ from nvprof_kit import Utilisation
 from nvprof_kit.errors import ToolError
 
 
-def spin(seconds: float) -> None:
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
-
-
 def test_a_busy_process_is_seen(tmp_path):
     with Utilisation(0.02, folder=tmp_path) as sampler:
-        spin(0.4)
+        end = time.perf_counter() + 0.4
+        while time.perf_counter() < end:
+            pass
     busy = max(sample["cpu_process_percent"] for sample in sampler.samples if sample["device"] == "")
     assert busy > 20  # of one core; the machine may be busy with others
     rows = list(csv.DictReader((tmp_path / "rank0_dp0_tp0_pp0" / "utilisation.csv").open()))
@@ -35,12 +31,6 @@ def test_a_busy_process_is_seen(tmp_path):
     assert int(rows[0]["process_bytes"]) > 1 << 20
     assert sampler.lines()[0].startswith("CPU: process ")
     assert sampler._thread is None
-
-
-def no_power_meter(handle: int) -> int:
-    if handle == 1:
-        raise RuntimeError("not supported")
-    return 412_000
 
 
 NVML = types.SimpleNamespace(
@@ -52,7 +42,7 @@ NVML = types.SimpleNamespace(
     nvmlDeviceGetHandleByUUID={"GPU-b": 1}.__getitem__,
     nvmlDeviceGetUtilizationRates=lambda handle: types.SimpleNamespace(gpu=80 + handle),
     nvmlDeviceGetMemoryInfo=lambda _handle: types.SimpleNamespace(used=1 << 30),
-    nvmlDeviceGetPowerUsage=no_power_meter,
+    nvmlDeviceGetPowerUsage={0: 412_000}.__getitem__,
     nvmlDeviceGetTemperature=lambda _handle, _sensor: 61,
     nvmlDeviceGetClockInfo=lambda _handle, _clock: 1980,
 )
