@@ -221,8 +221,7 @@ class TimerLog:
         from nvprof_kit._analysis.timers import timers
 
         require_choice(by, ("rank", "call"), "by")
-        chosen = StepOptions.of(steps)
-        answer = timers(self.logs, by, tuple(collective), chosen)
+        answer = timers(self.logs, by, tuple(collective), StepOptions.of(steps))
         return replace(answer, sources=self.sources).selected(**rows)
 
     @property
