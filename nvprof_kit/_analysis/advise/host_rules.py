@@ -337,8 +337,8 @@ def allocation(program: Program) -> Iterator[Finding]:
 
 
 def loading(program: Program) -> Iterator[Finding]:
-    """Idle while libraries, modules or plans for a shape are loaded, compiled or made; the fix depends on whether it
-    recurs: in several steps or, without steps, in more than four calls of a layer.
+    """Idle while libraries, modules or plans for a shape are loaded, compiled or made, or a graph is captured; the fix
+    depends on whether it recurs: in several steps or, without steps, in more than four calls of a layer.
 
     Saves: That time.
     """

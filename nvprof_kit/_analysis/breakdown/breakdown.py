@@ -184,8 +184,7 @@ def breakdown_of(
             *trace.info.warnings,
             *classes.warnings(),
             *join_warnings(trace, attribution.ranges),
-            *((Issue.of("no-api-calls"),) if trace.calls is None or not len(trace.calls) else ()),
-            *((Issue.of("no-steps"),) if not steps["step"].notna().any() else ()),
+            *_warnings(trace, steps),
             *first_collective(trace, classes, all_ops),
         ),
         info=trace.info,
@@ -237,3 +236,12 @@ def _idle_table(parts: pd.DataFrame, is_counted: Bools) -> pd.DataFrame:
     for name in keys:
         table[name] = longest[name].astype(object).fillna("").astype(str).to_numpy()
     return table[list(COLUMNS["idle"])]
+
+
+def _warnings(trace: Trace, steps: pd.DataFrame) -> list[Issue]:
+    issues = []
+    if trace.calls is None or not len(trace.calls):
+        issues.append(Issue.of("no-api-calls"))
+    if not steps["step"].notna().any():
+        issues.append(Issue.of("no-steps"))
+    return issues

@@ -238,7 +238,7 @@ reaches `FIRST_NS` and it takes `FIRST_TIMES` the median of all calls, of which 
 
 _OF_NAMES = {
     "loading": r"^(cu(da)?|hip)(Module|Library)Load|^cuLink|^nvrtc|^nvJitLink|^nvPTXCompiler|\(dynamo_timed\)$"
-    r"|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create|CachingAutotuner|autotun",
+    r"|^cu(blas|blasLt|dnn|sparse|solver\w*|fft)Create|CachingAutotuner|autotun|StreamEndCapture|GraphInstantiate",
     "allocation": ALLOCATIONS,
     "sync": WAITS,
     "gc": r"^(Python GC|gc|gc\.collect|garbage[ _]collect\w*)\b",
@@ -501,6 +501,7 @@ class HostActivity:
         # no loading goes on beyond a call that gives the device work, unless that call encloses it
         work = np.flatnonzero(host.named(_GIVES_WORK) & ~host.overhead & ~host.operator)
         earliest, latest = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+        captures, is_capture = np.flatnonzero(host.named("StreamBeginCapture")), host.named("StreamEndCapture", loads)
         low, high = np.full(len(tid), earliest), np.full(len(tid), latest)
         for thread_id in np.unique(tid).tolist():
             rows, of_thread = np.flatnonzero(tid == thread_id), work[host.tid[work] == thread_id]
@@ -513,6 +514,9 @@ class HostActivity:
                 high[rows] = np.where(encloses, ends[before], high[rows])
                 before = np.where(encloses, before - 1, before)
             low[rows] = np.where(before >= 0, ends[before], earliest)
+            capture_ns = np.append(np.sort(host.start[captures[host.tid[captures] == thread_id]]), latest)
+            begun_ns = capture_ns[np.searchsorted(capture_ns, start[rows]) - 1]
+            low[rows] = np.where(is_capture[rows] & (begun_ns < start[rows]), begun_ns, low[rows])
         range_ = ranges.nesting.innermost(tid, start)
         low = np.maximum(low, np.append(ranges.start, earliest)[range_])
         high = np.minimum(high, np.append(ranges.end, latest)[range_])

@@ -195,6 +195,7 @@ def by_cause(result: nvprof_kit.Breakdown) -> dict[str, float]:
         ("cuLinkComplete", "loading"),
         ("nvrtcCompileProgram", "loading"),
         ("cublasCreate_v2", "loading"),
+        ("cudaGraphInstantiateWithFlags", "loading"),
         ("cudaFuncGetAttributes_v3020", "loading"),  # of 4 ms: it loads what it asks about
         ("cudaMalloc_v3020", "allocation"),
         ("cudaFree_v3020", "allocation"),
@@ -218,6 +219,13 @@ def test_a_gap_in_a_call_belongs_to_the_call(with_gap, call, cause):
     name = call.partition("_v3")[0]
     (row,) = found.idle[found.idle["call"] == name.removesuffix("_v2")].to_dict("records")
     assert (row["layer"], row["idle_ns"], row["longest_at_ns"]) == ("layers.0", 4 * MS, 5 * MS + 1)
+
+
+def test_a_graph_that_is_captured_is_loaded_from_the_begin_of_its_capture(with_gap):
+    with_gap.call("cudaStreamBeginCapture_v10000", 3 * MS, 3 * MS + 1)
+    with_gap.call("cudaLaunchKernel_v7000", 4 * MS, 4 * MS + 1)
+    with_gap.call("cudaStreamEndCapture_v10000", 6 * MS, 7 * MS)
+    assert by_cause(analysed(with_gap))["loading"] == pytest.approx(8.9)  # up to the next launch
 
 
 def test_threads_that_load_need_not_launch(with_gap):
