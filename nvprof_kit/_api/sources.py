@@ -221,7 +221,8 @@ class TimerLog:
         from nvprof_kit._analysis.timers import timers
 
         require_choice(by, ("rank", "call"), "by")
-        answer = timers(self.logs, by, tuple(collective), StepOptions.of(steps))
+        chosen = StepOptions.of(steps)
+        answer = timers(self.logs, by, tuple(collective), chosen)
         return replace(answer, sources=self.sources).selected(**rows)
 
     @property

@@ -113,6 +113,11 @@ class Ranks(Result):
             raise UsageError(f"no table {view}: {self.not_replayed}")
         return RankTable(view, self.table(view), self.warnings, sources=self.sources)
 
+    @property
+    def schema(self) -> str:
+        """Name of the JSON schema of the table ``waits``."""
+        return "ranks-waits"
+
     def encode(self, data_format: str) -> bytes:
         """As in `Result`; ``html`` is the page of the job, ``json`` all tables."""
         if data_format == "html":

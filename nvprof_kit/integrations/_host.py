@@ -84,25 +84,28 @@ class HostLoop(InferredLoop):
             watch: Detect phases through hooks on PyTorch; False if the framework reports all of them.
             with_parts: The framework calls the children of the models directly too.
         """
-        named = [models] if isinstance(models, nn.Module) else models
-        if not isinstance(named, Mapping):
-            named = {f"part{index}" if len(named) > 1 else "": model for index, model in enumerate(named)}
+        if isinstance(models, nn.Module):
+            model_of_name: Mapping[str, nn.Module] = {"": models}
+        elif isinstance(models, Mapping):
+            model_of_name = models
+        else:
+            model_of_name = {f"part{index}" if len(models) > 1 else "": model for index, model in enumerate(models)}
         stop_inferring()
         other = running()
-        if other is not None and other is not self and other.contains_any(list(named.values())):
+        if other is not None and other is not self and other.contains_any(list(model_of_name.values())):
             return
         self.end()
         if self._schedule is False:
             return
         self.number = first
-        self._names = [name or class_name(unwrapped(model)) for name, model in named.items()]
-        for name, model in named.items():
+        self._names = [name or class_name(unwrapped(model)) for name, model in model_of_name.items()]
+        for name, model in model_of_name.items():
             if self._annotation is not None and not is_ranged(model):
                 options = {**self._annotation, "steps": False}
                 self.handles.append(annotate_under(name, model) if name else annotate_model(model, **options))
-        modules = [child.module for model in named.values() for child in children(Submodule("", model))]
+        modules = [child.module for model in model_of_name.values() for child in children(Submodule("", model))]
         entered = [module for module in modules if any(True for _ in module.parameters())] if with_parts else []
-        self.start(named.values(), entered, watch=watch)
+        self.start(model_of_name.values(), entered, watch=watch)
         if not self.broken:
             try:
                 self._recording = record(self._path, schedule=self._schedule)

@@ -33,9 +33,10 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
     tensor parallelism. In training, what is gathered outside layers, their passes and the optimizer, which gathers the
     parameters that it shards, is a finding of its own if it takes 2 % or more.
 
-    Saves: That time; in training, where hardly any is hidden, 30 % of it, as hidden collectives take longer and slow
-    what computes beside them; where gradients are reduced or shards gathered in several passes of a step, what all but
-    one take and slow, and the copies into their buffers and out.
+    Saves: That time; of gathers outside layers also their launches, in steps run again as in `sync`; in training, where
+    hardly any is hidden, 30 % of it, as hidden collectives take longer and slow what computes beside them; where
+    gradients are reduced or shards gathered in several passes of a step, what all but one take and slow, and the copies
+    into their buffers and out.
     """
     rows = program.times.communication
     rows = rows.assign(alone_ns=rows["exposed_ns"] - rows["waiting_ns"]).nlargest(len(rows), "alone_ns")
@@ -50,8 +51,10 @@ def exposed_collectives(program: Program) -> Iterator[Finding]:
         evidence = f"{program.of_wall(gathers_ns)} in {program.number(gathers['ops'].sum(), 'gather')} outside layers, "
         evidence += f"beside which nothing computes; most in {gathers['collective'].iloc[0]} of {NO_LAYER} "
         evidence += f"{gathers['phase'].iloc[0]}: {program.ms(gathers['alone_ns'].iloc[0])}"
-        ops = _collectives(program, gathers.iloc[0])
-        yield program.finding_in_ops("exposed-collectives:outside", evidence, ops, saves=gathers_ns)
+        ops = [_collectives(program, row) for _, row in gathers.iterrows()]
+        yield program.finding_in_ops(
+            "exposed-collectives:outside", evidence, ops[0], saves=max(gathers_ns, program.without_ns(pd.concat(ops)))
+        )
     in_turns = alone_ns >= IN_TURNS_SHARE * program.wall_ns and alone_ns >= (1 - HIDDEN_SHARE) * moving_ns
     if not len(rows) or not (in_turns or alone_ns >= EXPOSED_SHARE * program.wall_ns):
         return

@@ -30,7 +30,7 @@ from nvprof_kit._analysis.advise.program import (
     placed,
     smallest_side,
 )
-from nvprof_kit._analysis.advise.replay import FILLS, READS, SLOWS, WRITES, matching
+from nvprof_kit._analysis.advise.replay import FILLS, MOVES, READS, SLOWS, WRITES, matching
 from nvprof_kit._analysis.attribution.intervals import Cover, as_slice, exact_sums
 from nvprof_kit._findings import Finding
 from nvprof_kit._trace.frames import labels
@@ -53,10 +53,13 @@ LOGITS_TIMES = 4
 """Logits of all tokens take this many times as long to read as the activations of all tokens: there are more of them
 than a token has activations. Those of each sequence's last token take less.
 """
+READ_SHARE = 0.05
+"""Reductions that take this share of the head's time read the logits of all tokens."""
 OPTIMIZER_KERNELS, RECOMPUTE_SHARE = 150, 0.05
-FUSED_ADAM, FUSED_ADAM_16, FUSED_SGD = 0.42, 0.55, 5 / 8
+FUSED_ADAM, FUSED_ADAM_16, FUSED_SGD, OF_ROOTS = 0.42, 0.55, 5 / 8, 10
 """What one kernel takes of the time of several: Adam's moves 28 of 80 bytes of a parameter in float32, but slower than
-these, and took 0.40 on an H100 and 0.43 on an H200, and in 16 bits 0.55; that of SGD with momentum moves 20 of 32.
+these, and took 0.40 on an H100 and 0.43 on an H200, and in 16 bits 0.55; that of SGD with momentum moves 20 of 32. The
+root that Adam takes moves a tenth of these 80; a loop that takes longer than ten roots moves more.
 """
 OUTLIER = 1.2
 PIECES, BETWEEN_PRODUCTS = 8, ("attention", "comm", "norm", "softmax")
@@ -74,7 +77,7 @@ _ODD = re.compile(r"(?:f16_s\d+gemm|s\d+gemm_(?:relu_)?b?f16)_\w*_align([12])(?!
 ODD_PARTS = {"1": 1 / 6, "2": 1 / 3}
 """What padded products take of the time of these kernels: on an H100 0.11 to 0.19, and 0.27 to 0.35."""
 _VECTOR, _JOINS = re.compile("gemv"), re.compile("splitKreduce|CatArray")
-_16_BITS, _ADAM = re.compile("BFloat16|Half"), re.compile("addcdiv")
+_16_BITS, _ROOT = re.compile("BFloat16|Half"), re.compile("sqrt_kernel")
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _TO_DTYPE = re.compile(r"unrolled_elementwise_kernel<.*copy_kernel|float16_copy_kernel")
@@ -371,13 +374,14 @@ def double_precision(program: Program) -> Iterator[Finding]:
     """Kernels that compute with 64-bit floating-point numbers take 1 % or more.
 
     Saves: The casts to them and from them, and 3/4 of the rest, as numbers of 16 bits are a quarter of the bytes; 1/2
-    outside layers in a phase with a softmax, as in a loss, which is right in float32.
+    outside layers in a phase with a softmax there, as in a loss, which is right in float32.
     """
     kernels = program.kernels[matching(program.kernels["name"], DOUBLE)]
     if not len(kernels):
         return
-    is_cast, of_softmax = matching(kernels["name"], _CASTS), kernels["kernel_class"] == "softmax"
-    in_loss = (kernels["layer"] == NO_LAYER) & kernels["phase"].isin(kernels["phase"][of_softmax])
+    is_cast, outside = matching(kernels["name"], _CASTS), program.kernels[program.kernels["layer"] == NO_LAYER]
+    of_loss = outside["phase"][matching(outside["kernel_class"], ("softmax",))].unique()
+    in_loss = (kernels["layer"] == NO_LAYER) & kernels["phase"].isin(of_loss)
     saves = program.without_ns(kernels, np.select([in_loss, is_cast], [1 / 2, 0], 1 / 4), 1)
     evidence = f"{program.number(len(kernels), 'kernel')}, {program.of_wall(program.busy_ns(kernels))}, of which casts "
     evidence += f"{program.ms(kernels['ns'][is_cast].sum())}"
@@ -426,10 +430,10 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
     """A prefill runs kernels on its logits four times as long as those on a block's activations; or its head's product
     has a kernel with tiles of at least 128x128, as `nvjet_sm90_tst_320x128_…`, and takes as long as nine of ten
     products of the blocks, unless these have few tokens: so it computes the logits of all tokens. With `low` confidence
-    if a softmax or another reduction reads them. In training, the head's product in the backward pass reads gradients
-    that were filled with zeros, of which the next kernel wrote four fifths or less: a copy of all would take twice as
-    long as the filling, since it reads and writes. With `low` confidence, the head and a loss with a softmax take 20 %:
-    labels may be ignored.
+    if a softmax or another reduction reads them, or takes 5 % of the head's time. In training, the head's product in
+    the backward pass reads gradients that were filled with zeros, of which the next kernel wrote four fifths or less: a
+    copy of all would take twice as long as the filling, since it reads and writes. With `low` confidence, the head and
+    a loss with a softmax take 20 %: labels may be ignored.
 
     Saves: The time of the head and of these kernels; in training the part of the head's time that is not of written
     gradients, and the filling and writing; where labels may be ignored, 3/4.
@@ -466,7 +470,9 @@ def logits_of_all_tokens(program: Program) -> Iterator[Finding]:
             f"{kernels['ns'][reads].max() / usual_ns:,.0f} times as long as those on the activations of a block: so "
             "many are the logits of all tokens"
         )
-    is_needed = bool(matching(kernels["kernel_class"][reads], ("softmax", "reduction")).any())
+    is_reader = after_head & ~in_block & matching(kernels["kernel_class"], ("softmax", "reduction"))
+    read_ns = kernels["ns"][is_reader].sum()
+    is_needed = bool((is_reader & reads).any() or read_ns >= READ_SHARE * heads["ns"].sum())
     evidence += "; a softmax or a reduction reads them, and may need all" * is_needed
     if is_large.any():
         name = shortened(str(kernels["name"][is_large].iloc[0]))
@@ -507,15 +513,17 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
     """150 kernels per step or more in the optimizer, of those that work on one parameter, but no products, as of Muon.
 
     Saves: Their launches; of each as much as the shortest takes, at most 3 µs; and of the rest of their time what one
-    fused kernel saves: 58 % of the eight kernels of Adam, 45 % in 16 bits, and 3/8 of others, as of SGD with momentum.
+    fused kernel saves: 58 % of the eight kernels of Adam, 45 % in 16 bits, more where the others take more than nine
+    times as long as the square root; and 3/8 of others, as of SGD with momentum.
     """
-    kernels = program.kernels
+    kernels = program.ops[(program.ops["kind"] == OP_KINDS.index("kernel")) | matching(program.ops["name"], MOVES)]
     is_single = ~matching(kernels["kernel_class"], ("comm", "gemm")) & ~matching(kernels["name"], MANY_PARAMETERS)
     kernels = kernels[is_single & (kernels["phase"] == "optimizer")]
     if not len(kernels) or len(kernels) < OPTIMIZER_KERNELS * program.parts:
         return
+    roots_ns = kernels["ns"][matching(kernels["name"], _ROOT)].sum()
     fused = np.where(matching(kernels["name"], _16_BITS), FUSED_ADAM_16, FUSED_ADAM)
-    fused = np.maximum(fused, FUSED_SGD * ~matching(kernels["name"], _ADAM).any())
+    fused = fused * min(OF_ROOTS * roots_ns / kernels["ns"].sum(), 1) if roots_ns else np.maximum(fused, FUSED_SGD)
     left = fused * (1 - min(kernels["ns"].min(), SHORT_NS) / kernels["ns"].clip(lower=1))
     saves = program.without_ns(kernels, left, OPTIMIZER_KERNELS / 100 / len(kernels) * program.parts)
     evidence = f"{program.number(len(kernels), 'kernel')} in the optimizer, {program.of_wall(program.busy_ns(kernels))}"
@@ -526,10 +534,10 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
 def recompute(program: Program) -> Iterator[Finding]:
     """Forward work done again is 5 % of the GPU time or more; or most layers run backward more often than forward; or
     layers that are not trained run forward more often than those that are, as a teacher, and take 5 %: perhaps
-    on the same inputs.
+    on the same inputs; or blocks run more often than most of their kind.
 
     Saves: That time and its launches, in steps run again as in `sync`; or of the backward passes all but one for each
-    forward pass, or of layers that are not trained all but as many as of those that are.
+    forward pass, or of layers that are not trained all but as many as of those that are, and of blocks as of others.
     """
     ops, total_ns = program.ops[program.ops["phase"] == "recompute"], program.ops["ns"].sum()
     calls = program.ops[["phase", "layer", "call_of_layer"]].drop_duplicates("call_of_layer")
@@ -555,6 +563,18 @@ def recompute(program: Program) -> Iterator[Finding]:
         )
         evidence += f"are; with one {program.shorter(saves)}"
         yield program.finding_in_ops("recompute:frozen", evidence, repeated, saves=saves, confidence="low")
+    blocks = program.ops[["block", "block_kind"]].drop_duplicates("block").set_index("block")["block_kind"]
+    times = calls["forward"][calls.index.isin(blocks.index)]
+    times /= times.groupby(blocks.reindex(times.index), observed=True).transform("median")
+    if len(times := times[times >= SEVERAL_PASSES]):
+        of_blocks = program.ops[matching(program.ops["block"], {*times.index}) & (program.ops["phase"] == "forward")]
+        left = 1 / of_blocks["block"].astype(str).map(times)
+        evidence = (
+            f"{listing([str(name) for name in times.index], 4)} run {times.median():.1f} times for each time that "
+        )
+        evidence += f"blocks like them do; {program.of_wall(program.busy_ns(of_blocks))}"
+        saves = program.without_ns(of_blocks, left, left)
+        yield program.finding_in_ops("recompute:again", evidence, of_blocks, saves=saves, confidence="low")
     again_ns = ops["ns"].sum()
     if not len(ops) or again_ns < RECOMPUTE_SHARE * total_ns:
         return

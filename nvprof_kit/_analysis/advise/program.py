@@ -393,7 +393,7 @@ class Program(Operations):
         """The kernels and copies on the GPU of which two or more in a row each pass over memory, or one that `is_pass`,
         in one call of a layer or outside layers and the optimizer: their `row` in `ops`, `call_of_layer`, `run`, its
         `length`, whether it has `only_copies`, and whether it `makes_mask`: a notable part of it does, in a call that
-        also runs fused attention.
+        then runs fused attention.
         """
         ops = self.ops
         order = _in_streams(ops).astype(np.int32)  # half the memory
@@ -423,13 +423,13 @@ class Program(Operations):
         length = np.bincount(run).astype(np.int32)[run]
         is_run = (length >= 2) | self.is_pass[row]
         row, run, length = (column[is_run] for column in (row, run, length))
-        call, ns = (ops[name].to_numpy()[row] for name in ("call_of_layer", "ns"))
+        call, ns, start_ns = (ops[name].to_numpy()[row] for name in ("call_of_layer", "ns", "start_ns"))
         is_mask = matching(ops["name"], _MASKS)[row]
-        masks_ns = exact_sums(run[is_mask], ns[is_mask], len(positions) + 1)
-        all_ns = exact_sums(run, ns, len(positions) + 1)
+        masks_ns, all_ns = (exact_sums(run[of], ns[of], len(positions) + 1) for of in (is_mask, slice(None)))
         makes_mask = (masks_ns >= MASK_PART * np.maximum(all_ns, 1))[run]
-        fused = ops["call_of_layer"][(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
-        makes_mask[makes_mask] = np.isin(call[makes_mask], fused)
+        fused = ops[(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
+        fused_ns = fused.groupby("call_of_layer")["start_ns"].max().reindex(call[makes_mask]).to_numpy()
+        makes_mask[makes_mask] = start_ns[makes_mask] < fused_ns
         only_copies = np.bincount(run, (ops["kernel_class"] == "copy").to_numpy()[row])[run] == length
         columns = {"row": row, "call_of_layer": call, "run": run, "length": length}
         return pd.DataFrame({**columns, "only_copies": only_copies, "makes_mask": makes_mask}, copy=False)

@@ -191,6 +191,11 @@ class Replay:
         if (is_aside := is_comm | matching(self._name, READS) | matching(self._name, WRITES)).any():
             self._count_aside(start.astype(np.int64), end.astype(np.int64), is_aside, is_comm, busy_ns)
         start_ns = np.subtract(start, launched, out=launched)
+        # within the call that launches it, as of a graph: so long after the call begins, which is shorter now
+        within = np.flatnonzero(is_late & (start_ns < 0))
+        call = self._launch[within]
+        begun = np.maximum(self._moments_ns[2 * call + 1], free[within])
+        start_ns[within] = start[within] - begun - self._host_ns[1, call]
         idle_ns = np.subtract(start, free, out=start)
         np.maximum(idle_ns, 0, out=idle_ns)
         del free
@@ -276,6 +281,8 @@ class Replay:
             position = positions[np.where(is_alike, last - depth, 0)]
             common = np.bincount(kind[position[is_alike]], minlength=2).argmax() if depth else 1
             is_alike &= kind[position] == common
+            if is_alike.any():
+                is_alike &= self._busy_ns[position] <= USUAL_TIMES * np.median(self._busy_ns[position[is_alike]])
             if common == 0 or is_alike.mean() < ALIKE:
                 break
             first = np.where(is_alike, position, first)

@@ -202,11 +202,14 @@ def choose_steps(trace: Trace, attribution: Attribution, options: StepOptions | 
         return StepChoice(chosen)
     median_ns = int(wall[~warm][median_place(wall[~warm])])  # a step's, as in breakdown and on the page
     left_out = [
-        f"step {number[row]} took {wall[row] / 1e6:,.3f} ms where the median of the others is "
+        f"step {number[index]} took {wall[index] / 1e6:,.3f} ms where the median of the others is "
         f"{median_ns / 1e6:,.3f} ms"
-        + f", {loading[row] / 1e6:,.3f} ms of it loading or compiling code, or counting operations"
-        * int(loads[row])
-        for row in np.flatnonzero(warm).tolist()
+        + (
+            f", {loading[index] / 1e6:,.3f} ms of it loading or compiling code, or counting operations"
+            if loads[index]
+            else ""
+        )
+        for index in np.flatnonzero(warm).tolist()
     ]
     return StepChoice(~warm, left_out=tuple(left_out))
 

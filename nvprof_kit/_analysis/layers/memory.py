@@ -78,10 +78,17 @@ class LayerMemory:
         )
 
 
-def memory_in(trace: Trace) -> tuple[bool, bool]:
-    """Whether a capture has the memory of PyTorch in its ranges, and allocations of CUDA."""
-    has_marks = trace.marks is not None and bool((trace.marks["category"] == Category.MEMORY.value).any())
-    return has_marks, trace.allocations is not None and len(trace.allocations) > 0
+def has_memory(trace: Trace) -> bool:
+    """Whether a capture has any memory data."""
+    return _has_marks(trace) or _has_allocations(trace)
+
+
+def _has_marks(trace: Trace) -> bool:
+    return trace.marks is not None and bool((trace.marks["category"] == Category.MEMORY.value).any())
+
+
+def _has_allocations(trace: Trace) -> bool:
+    return trace.allocations is not None and len(trace.allocations) > 0
 
 
 def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = False) -> LayerMemory:
@@ -97,7 +104,7 @@ def layer_memory(trace: Trace, ranges: Ranges, cells: Cells, *, by_step: bool = 
         CaptureError: The capture has no memory data.
     """
     marks, allocations = trace.marks, trace.allocations
-    carried, traced = memory_in(trace)
+    carried, traced = _has_marks(trace), _has_allocations(trace)
     if not carried and not traced:
         on_gpu = trace.info.on_gpu and len(trace.ops)
         raise CaptureError.of("no-memory" if on_gpu else "no-memory:no-gpu", path=trace.info.path)

@@ -18,7 +18,7 @@ from nvprof_kit._analysis.breakdown.breakdown import breakdown
 from nvprof_kit._analysis.diff.effects import Noise, within
 from nvprof_kit._analysis.layers.fold import MANY
 from nvprof_kit._analysis.layers.layers import Layers, layers
-from nvprof_kit._analysis.layers.memory import layer_memory, memory_in
+from nvprof_kit._analysis.layers.memory import has_memory, layer_memory
 from nvprof_kit._analysis.layers.sums import Cells
 from nvprof_kit._analysis.timeline import Timeline, timeline
 from nvprof_kit._report.page import figures, table
@@ -113,8 +113,7 @@ def sheet_of(operations: Operations, steps: StepOptions, *, flops: Flops | None,
     times = step_times(trace, attribution)
     result = layers(operations, steps=steps, by_step=True)
     summary, cells = result.summary, Cells.of(attribution.ranges, result.steps)
-    has_memory = any(memory_in(trace))
-    memory = layer_memory(trace, attribution.ranges, cells).of_tree(cells, result.tree) if has_memory else None
+    memory = layer_memory(trace, attribution.ranges, cells).of_tree(cells, result.tree) if has_memory(trace) else None
     advice, tables = _findings(operations, steps, flops) if with_findings and len(trace.ops) else (None, [])
     starts = [] if advice is None else [finding.start_ns for finding in advice.findings]
     selected = result.steps.shown if steps.selects else None

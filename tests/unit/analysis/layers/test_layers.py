@@ -212,6 +212,14 @@ def built_outside(file: NsysFile) -> None:
     file.kernel(100, 110, correlation=file.call("cudaGraphLaunch_v10000", 60, 70), node=11)
 
 
+def traced_whole(file: NsysFile) -> None:
+    file.call("cudaGraphLaunch_v10000", 200, 210)  # its kernels are not in the capture
+
+
+def without_launch(file: NsysFile) -> None:
+    file.kernel(60, 1_500_060, correlation=5)
+
+
 def run_on(file: NsysFile) -> None:
     for n in range(1, 10):
         file.range_(f"layers.{n}", n * 100, n * 100 + 50)
@@ -238,13 +246,8 @@ def another_programs(file: NsysFile) -> None:
     ("write", "more", "warning"),
     [
         (built_outside, {("layers.0", "forward"): 20}, "built outside the collected window"),
-        # of a graph traced as a whole, the kernels are not in the capture
-        (lambda file: file.call("cudaGraphLaunch_v10000", 200, 210), {}, "--cuda-graph-trace=node"),
-        (
-            lambda file: file.kernel(60, 1_500_060, correlation=5),
-            {("(none)", "other"): 1_500_000},
-            "so 1.500 ms of their time have no layer",
-        ),
+        (traced_whole, {}, "--cuda-graph-trace=node"),
+        (without_launch, {("(none)", "other"): 1_500_000}, "so 1.500 ms of their time have no layer"),
         (run_on, {}, "9 of 10 ranges of layers begin after the last CUDA launch"),
         (run_on_and_launch, {("layers.9", "forward"): 1}, ""),
         (ends_elsewhere, {("layers.1", "forward"): 1, ("(none)", "other"): 2}, "1 ranges ended on another thread than"),

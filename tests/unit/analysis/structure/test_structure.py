@@ -77,23 +77,11 @@ def test_no_layer_is_invented(tmp_path, kernels):
     assert any("shows no blocks that repeat" in warning for warning in table.warnings)
 
 
-_SCAN = [_NORM, _GEMM, *["mul_kernel", "exp_kernel"] * 5, _GEMM, _ADD, "layer_norm_kernel", _GEMM, "relu", _ADD]
-_ANGLES = ["sin_kernel_cuda", "cos_kernel_cuda", _GEMM, *_BLOCK * 5, _NORM, _GEMM]
-
-
-@pytest.mark.parametrize(
-    "kernels",
-    [
-        # without attention, the kernels that recur: RWKV's scan, say, is a loop of as many small kernels as words
-        [_EDGES[0], *_SCAN * 5, _NORM, _EDGES[1]],
-        # angles tell the steps of a diffusion model apart; its second step runs other kernels for its products
-        [*_ANGLES, *("sm90_other_gemm_kernel" if kernel == _GEMM else kernel for kernel in _ANGLES)],
-        # an attention that pools what the blocks give is none of them
-        [_EDGES[0], *_BLOCK * 5, "expand_kernel", _GEMM, _FORWARD, "sum_kernel", "tanh_kernel", _EDGES[1]],
-    ],
-)
-def test_the_blocks_are_found(kernels, tmp_path):
-    assert block_names(program(tmp_path / "a.sqlite", kernels * 2)) == {f"blocks.{number}" for number in range(5)}
+def test_a_model_without_attention_has_the_kernels_that_recur(tmp_path):
+    """RWKV's scan, say, is a loop of small kernels: as many as there are words."""
+    block = [_NORM, _GEMM, *["mul_kernel", "exp_kernel"] * 5, _GEMM, _ADD, "layer_norm_kernel", _GEMM, "relu", _ADD]
+    capture = program(tmp_path / "a.sqlite", [_EDGES[0], *block * 5, _NORM, _EDGES[1]] * 2)
+    assert block_names(capture) == {f"blocks.{number}" for number in range(5)}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -115,6 +103,20 @@ def test_a_capture_that_begins_or_ends_within_a_pass_has_the_blocks_of_the_other
     assert set(blocks.index) == {f"blocks.{number}" for number in range(5)}
     assert blocks["blocks.0"] == calls
     assert blocks["blocks.4"] == (3 if last else 4)
+
+
+def test_angles_before_the_first_block_tell_the_steps_of_a_diffusion_model_apart(tmp_path):
+    """Its second step runs other kernels for its products."""
+    step = ["sin_kernel_cuda", "cos_kernel_cuda", _GEMM, *_BLOCK * 4, _NORM, _GEMM]
+    other = ["sm90_other_gemm_kernel" if kernel == _GEMM else kernel for kernel in step]
+    capture = program(tmp_path / "a.sqlite", [*step, *other] * 2)
+    assert block_names(capture) == {f"blocks.{number}" for number in range(4)}
+
+
+def test_an_attention_that_pools_what_the_blocks_give_is_none_of_them(tmp_path: Path) -> None:
+    head = ["expand_kernel", _GEMM, _FORWARD, "sum_kernel", "tanh_kernel"]
+    capture = program(tmp_path / "a.sqlite", [_EDGES[0], *_BLOCK * 5, *head, _EDGES[1]] * 2)
+    assert block_names(capture) == {f"blocks.{number}" for number in range(5)}
 
 
 def test_of_many_passes_that_repeat_none_before_the_others_are_given_up(tmp_path):
