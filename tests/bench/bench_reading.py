@@ -159,7 +159,7 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
     def python(program: str, path: Path) -> list[str]:
         return [sys.executable, "-c", program, str(path)]
 
-    sqlite, tables, table = "`layers` of the SQLite file", "`layers` of the folder", ("--format", "csv")
+    sqlite, tables, table = "`layers`, SQLite", "`layers`, folder", ("--format", "csv")
     of_sqlite, of_folder = (verb("layers", *table, str(path)) for path in (large, folder))
     rows = {
         sqlite: Row(of_sqlite),
@@ -167,7 +167,7 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
         "a bare scan of its columns, SQLite": Row(python(SCAN, large)),
         "`layers` of the file beside that": Row(of_sqlite, "a bare scan of its columns, SQLite", 2),
         "a bare read of its columns, Parquet": Row(python(SCAN_FOLDER, folder)),
-        "`layers` of the folder beside that": Row(of_folder, "a bare read of its columns, Parquet", 2),
+        "`layers`, folder beside that": Row(of_folder, "a bare read of its columns, Parquet", 2),
         "`layers` of a tenth": Row(verb("layers", *table, str(small))),
         "`layers`, ten times the rows": Row(of_sqlite, "`layers` of a tenth", 11),
         "`layers` of a Llama": Row(verb("layers", *table, str(files / PLAIN))),
@@ -177,7 +177,7 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
         "`breakdown`": Row(verb("breakdown", *table, str(large)), sqlite, 2.5),
         "`advise`": Row(verb("advise", str(large)), sqlite, 2.5),
         "`doctor`": Row(verb("doctor", str(large)), sqlite, 2),
-        "`doctor` of the folder": Row(verb("doctor", str(folder)), tables, 2),
+        "`doctor`, folder": Row(verb("doctor", str(folder)), tables, 2),
         "`diff`": Row(verb("diff", *table, "--anyway", str(large), str(large)), sqlite, 2.5),
         "`report`": Row(verb("report", "-o", "report.html", str(large)), sqlite, 2.5),
         "`export`": Row(verb("export", "-o", "trace.json", str(large)), sqlite),
@@ -191,7 +191,7 @@ def rows_of(files: Path, nsys: str | None) -> dict[str, Row]:
     if nsys:
         theirs = "`nsys stats -r nvtx_gpu_proj_sum`, SQLite"
         rows[theirs] = Row([nsys, "stats", "-q", "-r", "nvtx_gpu_proj_sum", *table, str(large)])
-        rows["`layers` of the folder beside nsys"] = Row(of_folder, theirs, 0.5)
+        rows["`layers`, folder beside nsys"] = Row(of_folder, theirs, 0.5)
         theirs = "`nsys stats -r cuda_gpu_kern_sum`, SQLite"
         rows[theirs] = Row([nsys, "stats", "-q", "-r", "cuda_gpu_kern_sum", *table, str(large)])
         kernels = verb("summary", "--view", "kernel", *table, str(large))
@@ -211,9 +211,9 @@ def rows_of_report(report: Path, nsys: str) -> dict[str, Row]:
         "`layers` of the .nsys-rep": Row(
             ["sh", "-c", f"{clean}NSYS={nsys} {ours} {report}"], by_sqlite, 0.6, by_clock=True
         ),
-        "`layers` of the folder beside nsys": Row([*layers, str(folder)], theirs, 0.1),
+        "`layers`, folder beside nsys": Row([*layers, str(folder)], theirs, 0.1),
         "a bare read of its columns, Parquet": Row([sys.executable, "-c", SCAN_FOLDER, str(folder)]),
-        "`layers` of the folder beside that": Row([*layers, str(folder)], "a bare read of its columns, Parquet", 2),
+        "`layers`, folder beside that": Row([*layers, str(folder)], "a bare read of its columns, Parquet", 2),
     }
 
 
