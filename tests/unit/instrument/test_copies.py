@@ -113,11 +113,6 @@ def test_a_forked_child_neither_writes_nor_ends_what_its_parent_records(profilin
     assert all(text.count(b"point: of the program,") <= 1 for text in after.values())
 
 
-def stages(folder: Path) -> list[str]:
-    (log,) = folder.iterdir()
-    return [line.split()[2].rstrip(",") for line in log.read_text().splitlines()]
-
-
 def test_a_forked_child_leaves_the_log_alone(tmp_path):
     timer = type(global_timer)(tmp_path / "time_log")
     with timer.stage("before"):
@@ -134,7 +129,8 @@ def test_a_forked_child_leaves_the_log_alone(tmp_path):
     in_child(child)
     timer.stop("across")
     timer.dump()
-    assert stages(tmp_path / "time_log") == ["before", "across"]
+    (log,) = (tmp_path / "time_log").iterdir()
+    assert [line.split()[2].rstrip(",") for line in log.read_text().splitlines()] == ["before", "across"]
 
 
 class Plain:

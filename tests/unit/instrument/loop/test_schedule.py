@@ -16,10 +16,6 @@ from nvprof_kit.errors import UsageError
 LETTERS = {"NONE": ".", "WARMUP": "w", "RECORD": "r", "RECORD_AND_SAVE": "R"}
 
 
-def drawn(schedule: Schedule, steps: int) -> str:
-    return "".join(LETTERS[schedule(step).name] for step in range(steps))
-
-
 class Log:
     """A sink that writes down what it is told."""
 
@@ -58,7 +54,8 @@ def walk(schedule: Schedule, steps: int) -> list[tuple[str, Window | None]]:
 )
 def test_steps(asked, steps):
     schedule = Schedule.of(asked)
-    assert schedule is not None and drawn(schedule, len(steps)) == steps
+    assert schedule is not None
+    assert "".join(LETTERS[schedule(step).name] for step in range(len(steps))) == steps
 
 
 @given(
