@@ -197,8 +197,7 @@ def _means(trace: Trace, chosen: npt.NDArray[np.intp], by_device: dict[int, _Sam
             continue
         samples = by_device[ordinal].met_by(starts, ends)
         overlap = _covered(starts, ends, samples.start, samples.end)
-        length = np.maximum(samples.end - samples.start, 1)
-        count += float((overlap / length).sum())
+        count += float((overlap / np.maximum(samples.end - samples.start, 1)).sum())
         is_known = ~np.isnan(samples.values)
         weight += overlap @ is_known
         total += overlap @ np.where(is_known, samples.values, 0.0)

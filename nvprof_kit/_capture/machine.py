@@ -131,8 +131,7 @@ def read_machine(
         run: Function that runs tools.
         environ: The environment.
     """
-    smi = run(["nvidia-smi"]) or ""
-    cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", smi)
+    cuda = re.search(r"CUDA (?:\w+ )?Version\s*:\s*(\d+\.\d+)", run(["nvidia-smi"]) or "")
     for_admin = re.search(r"RmProfilingAdminOnly:\s*(\d)", text_in(root / "proc/driver/nvidia/params"))
     capabilities = re.search(r"CapEff:\s*([0-9a-fA-F]+)", text_in(root / "proc/self/status"))
     control_group = re.search(r"kubepods|docker|containerd|lxc", text_in(root / "proc/1/cgroup"))

@@ -170,8 +170,7 @@ class Operations:
 def layer_column(ranges: Ranges, layer_range: Integers) -> pd.Categorical:
     """The layer of each of these ranges, `NO_LAYER` for `NONE`."""
     texts = [named.text for named in ranges.names]
-    name = np.append(ranges.name, len(texts))[layer_range]
-    return _categorical(name, [*texts, NO_LAYER])
+    return _categorical(np.append(ranges.name, len(texts))[layer_range], [*texts, NO_LAYER])
 
 
 def range_owners(ranges: Ranges) -> tuple[pd.Categorical, pd.Categorical]:

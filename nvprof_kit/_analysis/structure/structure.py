@@ -218,8 +218,7 @@ class _Ranges:
             for positions in (np.flatnonzero(threads == thread) for thread in np.unique(threads))
         ]
         if pieces:
-            added = np.array(pieces, dtype=np.int64)
-            pairs = zip((span, start, end), added.T, strict=True)
+            pairs = zip((span, start, end), np.array(pieces, dtype=np.int64).T, strict=True)
             span, start, end = (np.concatenate([np.delete(old, several), new]) for old, new in pairs)
             order = np.argsort(span, kind="stable")
             span, start, end = span[order], start[order], end[order]

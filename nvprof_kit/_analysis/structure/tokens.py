@@ -135,8 +135,7 @@ def sequences(trace: Trace) -> list[Sequence]:
 
 
 def _is_a(coarse: Int64Array, *classes: str) -> Bools:
-    codes = [list(CLASSES).index(name) for name in classes]
-    return np.isin(coarse, codes)
+    return np.isin(coarse, [list(CLASSES).index(name) for name in classes])
 
 
 def _anchors(token: Int64Array, coarse: Int64Array, tid: Int64Array, names: dict[str, Bools]) -> tuple[Anchor, ...]:

@@ -197,8 +197,7 @@ def document(counter: FlopCounter) -> dict[str, Any]:
     """The counts in the format of the file: see docs/flops.md."""
     import torch
 
-    regions = counter.regions()
-    number = {region: index for index, region in enumerate(regions)}
+    number = {region: index for index, region in enumerate(counter.regions())}
     ranges: list[dict[str, Any]] = []
     operators: list[dict[str, Any]] = []
     unknown: list[dict[str, Any]] = []
