@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nvprof_kit._analysis.advise import comm_rules, gpu_rules, host_rules, metric_rules
+from nvprof_kit._analysis.advise import comm_rules, gpu_rules, host_rules, layer_rules, metric_rules
 from nvprof_kit._analysis.advise.findings import share
 from nvprof_kit._analysis.advise.program import STEPS_TO_JUDGE, Program
 from nvprof_kit._analysis.advise.replay import matching
@@ -64,8 +64,8 @@ RULES: Mapping[str, Rule] = {
     "unfused-attention": Rule(gpu_rules.unfused_attention, 0.02),
     "logits": Rule(gpu_rules.logits_of_all_tokens, 0.02),
     "optimizer-loop": Rule(gpu_rules.optimizer_loop, 0.02),
-    "recompute": Rule(gpu_rules.recompute),
-    "outlier-layer": Rule(gpu_rules.outlier_layers, 0.002),
+    "recompute": Rule(layer_rules.recompute),
+    "outlier-layer": Rule(layer_rules.outlier_layers, 0.002),
     "far-from-limit": Rule(gpu_rules.far_from_limit),
     "gpu-metrics": Rule(metric_rules.bound),
     "gpu-clocks": Rule(metric_rules.clocks),

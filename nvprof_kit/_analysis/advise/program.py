@@ -430,6 +430,8 @@ class Program(Operations):
         fused = ops[(ops["kernel_class"] == "attention") & (ops["layer"] != NO_LAYER)]
         fused_ns = fused.groupby("call_of_layer")["start_ns"].max().reindex(call[makes_mask]).to_numpy()
         makes_mask[makes_mask] = start_ns[makes_mask] < fused_ns
+        behind = order[np.minimum(positions[is_run] + 1, len(order) - 1)]  # also what makes one right before attention
+        makes_mask |= is_mask & np.asarray(ops["kernel_class"] == "attention")[behind] & (call != NONE)
         only_copies = np.bincount(run, (ops["kernel_class"] == "copy").to_numpy()[row])[run] == length
         columns = {"row": row, "call_of_layer": call, "run": run, "length": length}
         return pd.DataFrame({**columns, "only_copies": only_copies, "makes_mask": makes_mask}, copy=False)
@@ -580,9 +582,8 @@ class Program(Operations):
         first = np.minimum(first, len(ops) - 1)
         follows &= (ops[keys].iloc[first].astype(str).to_numpy() == rows[keys].to_numpy()).all(axis=1)
         follows &= run[first] == run[last]
-        turns = (
-            (follows & (rows["call"] != rows["call"].shift(-1))).groupby([rows[key] for key in keys]).transform("mean")
-        )
+        alternates = follows & (rows["call"] != rows["call"].shift(-1))
+        turns = alternates.groupby([rows[key] for key in keys]).transform("mean")
         first_call = rows.groupby(keys)["call"].transform("first")
         return rows.assign(follows=follows, by_call=rows["call"].where(turns < TURNS, first_call))
 
@@ -677,11 +678,8 @@ class Program(Operations):
         steps = np.asarray(self.ops["step"].dropna(), dtype=np.int64)
         ops_of_step = np.bincount(distinct(steps)[1])
         compute_ns = self.steps.groupby(["process", "device"])["compute_ns"]
-        return bool(
-            len(ops_of_step)
-            and ops_of_step.min() >= 0.98 * ops_of_step.max()
-            and (compute_ns.min() >= 0.9 * compute_ns.max()).all()
-        )
+        is_even = len(ops_of_step) and ops_of_step.min() >= 0.98 * ops_of_step.max()
+        return bool(is_even and (compute_ns.min() >= 0.9 * compute_ns.max()).all())
 
     def idle(self, *causes: str) -> pd.DataFrame:
         """Idle time of these causes by place, the longest first: `Breakdown.idle`."""

@@ -262,6 +262,9 @@ SCENES: dict[str, Callable[[NsysFile, bool], None]] = {
     "recompute of a teacher": lambda file, bad: back_to_back(
         file, *((name, [("nvjet", 30_000)]) for name in ["layers.0", *["teacher"] * (1 + bad), "layers.0 backward"])
     ),
+    "recompute without gradients": lambda file, bad: back_to_back(
+        file, *((name, [("nvjet", 30_000)]) for name in [*["layers.0"] * (1 + bad), "layers.0 backward"])
+    ),
     "recompute of two blocks": lambda file, bad: back_to_back(
         file, *((f"layers.{number}", [("nvjet", 30_000)]) for number in [*range(5), *[0, 1] * bad])
     ),
@@ -330,6 +333,7 @@ SAVES = {
     "recompute": 40_000,
     "recompute of a teacher": 30_000,
     "recompute of two blocks": 60_000,
+    "recompute without gradients": 30_000,
     "outlier-layer": 9_000 - 4_003,  # the median of 4000, 4001, 4002, 9000, 4004, 4005 lies between 4002 and 4004
 }
 """Nanoseconds a step that the fault of a scene costs; of the others only an order of magnitude is known."""
@@ -882,12 +886,14 @@ def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(file
         (1, "triu_tril_kernel", 2_000, "fmha_cutlassF_bf16", 80_000, [8_000]),  # decoding skips nothing
         (1, "triu_tril_kernel", 10_000, "nvjet", 80_000, []),
         (-1, "masked_fill_kernel", 10_000, "cudnn_generated_sdpa", 80_000, []),  # what is behind attention
+        (0, "where_kernel", 3_000, "cudnn_generated_sdpa", 990_000, [6_000 + 990_000]),  # behind a rotary embedding
     ],
 )
 def test_a_mask_that_each_fused_attention_makes_is_saved_and_half_of_the_attention(
     file, order, mask, mask_ns, attention, ns, saves_ns
 ):
-    kernels = [("FillFunctor_elementwise_kernel", mask_ns), (mask, mask_ns), (attention, ns)][::order]
+    kernels = [("FillFunctor_elementwise_kernel", mask_ns), (mask, mask_ns), (attention, ns)][:: order or 1]
+    kernels = [("elementwise_kernel", 90_000)] * 3 * (order == 0) + kernels
     back_to_back(file, *((f"layers.{number}.attn", kernels) for number in range(2)))
     saved_ns = [finding.saves_ns for finding in of_rule("unfused-attention", file.write())]
     assert saved_ns == pytest.approx(saves_ns, abs=20)
