@@ -53,10 +53,11 @@ than a token has activations. Those of each sequence's last token take less.
 READ_SHARE = 0.05
 """Reductions that take this share of the head's time read the logits of all tokens."""
 OPTIMIZER_KERNELS = 150
-FUSED_ADAM, FUSED_ADAM_16, FUSED_SGD, OF_ROOTS = 0.42, 0.55, 5 / 8, 10
+FUSED_ADAM, FUSED_ADAM_16, FUSED_SGD, OF_ROOTS, LEAST_ROOTS = 0.42, 0.55, 5 / 8, 10, 1 / 40
 """What one kernel takes of the time of several: Adam's moves 28 of 80 bytes of a parameter in float32, but slower than
 these, and took 0.40 on an H100 and 0.43 on an H200, and in 16 bits 0.55; that of SGD with momentum moves 20 of 32. The
-root that Adam takes moves a tenth of these 80; a loop that takes longer than ten roots moves more.
+root that Adam takes moves a tenth of these 80; a loop that takes longer than ten roots moves more. One that takes
+few, as of the norm of all gradients, is not Adam's.
 """
 PIECES, BETWEEN_PRODUCTS = 8, ("attention", "comm", "norm", "softmax")
 """A block that runs so many equal products with none of these kernels between them computes one in pieces."""
@@ -73,7 +74,7 @@ _ODD = re.compile(r"(?:f16_s\d+gemm|s\d+gemm_(?:relu_)?b?f16)_\w*_align([12])(?!
 ODD_PARTS = {"1": 1 / 6, "2": 1 / 3}
 """What padded products take of the time of these kernels: on an H100 0.11 to 0.19, and 0.27 to 0.35."""
 _VECTOR, _JOINS = re.compile("gemv"), re.compile("splitKreduce|CatArray")
-_16_BITS, _ROOT = re.compile("BFloat16|Half"), re.compile("sqrt_kernel")
+_16_BITS, _ROOT = re.compile("BFloat16|Half"), re.compile("(?<!r)sqrt_kernel")
 _NUMBER = re.compile(r"\*")
 _CASTS = re.compile(r"(?<!index_)copy_kernel")
 _TO_DTYPE = re.compile(r"unrolled_elementwise_kernel<.*copy_kernel|float16_copy_kernel")
@@ -518,7 +519,8 @@ def optimizer_loop(program: Program) -> Iterator[Finding]:
     if (is_single & is_kernel).sum() < max(OPTIMIZER_KERNELS * program.parts, 1):
         return
     kernels = ops[is_single & (is_kernel | is_move)]
-    roots_ns = kernels["ns"][matching(kernels["name"], _ROOT)].sum()
+    is_root = matching(kernels["name"], _ROOT)
+    roots_ns = kernels["ns"][is_root].sum() * (is_root.mean() >= LEAST_ROOTS)
     fused = np.where(matching(kernels["name"], _16_BITS), FUSED_ADAM_16, FUSED_ADAM)
     fused = fused * min(OF_ROOTS * roots_ns / kernels["ns"].sum(), 1) if roots_ns else np.maximum(fused, FUSED_SGD)
     left = fused * (1 - min(kernels["ns"].min(), SHORT_NS) / kernels["ns"].clip(lower=1))

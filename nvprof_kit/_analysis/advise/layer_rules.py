@@ -34,20 +34,21 @@ def recompute(program: Program) -> Iterator[Finding]:
     calls = program.ops[["phase", "layer", "call_of_layer"]].drop_duplicates("call_of_layer")
     calls = calls[calls["call_of_layer"] >= 0].groupby(["phase", "layer"], observed=True).size().unstack("phase")
     calls = calls.reindex(columns=["forward", "backward"])
+    complete = calls - int(not program.choice.count)  # without steps, a capture may begin or end within a pass
     passes, is_frozen = (calls["backward"] / calls["forward"]).median(), calls["backward"].isna()
-    if passes >= SEVERAL_PASSES:
+    if (complete["backward"] / calls["forward"]).median() >= SEVERAL_PASSES:
         backward = program.ops[program.ops["phase"] == "backward"]
         saves = program.without_ns(backward, 1 / passes, 1 / passes)
         evidence = f"layers run backward {passes:.1f} times for each forward pass; in these "
         evidence += f"{program.of_wall(program.busy_ns(backward))}; with one for each {program.shorter(saves)}"
         yield program.finding_in_ops("recompute:backward", evidence, backward, saves=saves, confidence="high")
-    if 1 / FEW_PASSES <= passes <= 1 / SEVERAL_PASSES:
+    if passes >= 1 / FEW_PASSES and (complete["forward"] / calls["backward"]).median() >= SEVERAL_PASSES:
         forward = program.ops[program.ops["phase"] == "forward"]
         saves = program.without_ns(forward, passes, passes)
         evidence = f"layers run forward {1 / passes:.1f} times for each backward pass; in these "
         evidence += f"{program.of_wall(program.busy_ns(forward))}; with one for each {program.shorter(saves)}"
         yield program.finding_in_ops("recompute:forward", evidence, forward, saves=saves, confidence="low")
-    times = calls["forward"][is_frozen] / calls["forward"][~is_frozen].median()
+    times = complete["forward"][is_frozen] / calls["forward"][~is_frozen].median()
     trained = [str(layer) for layer in calls.index[~is_frozen]]  # a layer around such may only add in its forward pass
     frozen = [name for name in times.index if not any(layer.startswith(f"{name}.") for layer in trained)]
     times = times[frozen][lambda times: times >= SEVERAL_PASSES]
@@ -55,21 +56,18 @@ def recompute(program: Program) -> Iterator[Finding]:
     if (busy_ns := program.busy_ns(repeated)) >= RECOMPUTE_SHARE * total_ns > 0:
         saves = program.without_ns(repeated, 1 / times.median(), 1 / times.median())
         layers = plural(len(times), "layer", "that is not trained and runs/that are not trained and run")
-        evidence = (
-            f"{program.of_wall(busy_ns)} in {layers} {times.median():.1f} times for each forward pass of those that "
-        )
-        evidence += f"are; with one {program.shorter(saves)}"
+        evidence = f"{program.of_wall(busy_ns)} in {layers} {times.median():.1f} times for each forward pass of those "
+        evidence += f"that are; with one {program.shorter(saves)}"
         yield program.finding_in_ops("recompute:frozen", evidence, repeated, saves=saves, confidence="low")
     blocks = program.ops[["block", "block_kind"]].drop_duplicates("block").set_index("block")["block_kind"]
     times = calls["forward"][calls.index.isin(blocks.index)]
-    times /= times.groupby(blocks.reindex(times.index), observed=True).transform("median")
+    usual = times.groupby(blocks.reindex(times.index), observed=True).transform("median")
+    times = complete["forward"][times.index] / usual
     if len(times := times[times >= SEVERAL_PASSES]):
         of_blocks = program.ops[matching(program.ops["block"], {*times.index}) & (program.ops["phase"] == "forward")]
         left = 1 / of_blocks["block"].astype(str).map(times)
-        evidence = (
-            f"{listing([str(name) for name in times.index], 4)} run {times.median():.1f} times for each time that "
-        )
-        evidence += f"blocks like them do; {program.of_wall(program.busy_ns(of_blocks))}"
+        evidence = f"{listing([str(name) for name in times.index], 4)} run {times.median():.1f} times for each time "
+        evidence += f"that blocks like them do; {program.of_wall(program.busy_ns(of_blocks))}"
         saves = program.without_ns(of_blocks, left, left)
         yield program.finding_in_ops("recompute:again", evidence, of_blocks, saves=saves, confidence="low")
     again_ns = ops["ns"].sum()

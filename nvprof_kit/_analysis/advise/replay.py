@@ -192,7 +192,7 @@ class Replay:
             self._count_aside(start.astype(np.int64), end.astype(np.int64), is_aside, is_comm, busy_ns)
         start_ns = np.subtract(start, launched, out=launched)
         # within the call that launches it, as of a graph: so long after the call begins, which is shorter now
-        within = np.flatnonzero(is_late & (start_ns < 0))
+        within = np.setdiff1d(np.flatnonzero(is_late & (start_ns < 0)), self._in_waits)
         call = self._launch[within]
         begun = np.maximum(self._moments_ns[2 * call + 1], free[within])
         start_ns[within] = start[within] - begun - self._host_ns[1, call]

@@ -44,9 +44,9 @@ def busy(file: NsysFile, *kernels: tuple[float | dict[str, Any], ...], end: int 
         file.kernel(begin, finish, launched=(called, called + 100), **(more[0] if more else {}))
 
 
-def back_to_back(file: NsysFile, *layers: tuple[str, list[tuple[str, int]]]) -> None:
+def back_to_back(file: NsysFile, *layers: tuple[str, list[tuple[str, int]]], category: str = "step") -> None:
     """A step in which the host launches the kernels of each layer, of a name and ns, and the GPU runs them in turn."""
-    file.range_("step 0", 0, sum(ns for _, kernels in layers for _, ns in kernels), category="step", payload=0)
+    file.range_("step 0", 0, sum(ns for _, kernels in layers for _, ns in kernels), category=category, payload=0)
     begin = 0
     for at, (layer, kernels) in zip(range(0, 1_000 * len(layers), 1_000), layers, strict=True):
         phase = "backward" if layer.endswith(" backward") else "forward"
@@ -148,13 +148,13 @@ def unfused_attention(file: NsysFile, bad: bool) -> None:
     back_to_back(file, *((f"layers.{number}.self_attn", kernels) for number in range(2)))
 
 
-def optimizer_loop(file: NsysFile, bad: bool, kernels: int = 10) -> None:
+def optimizer_loop(file: NsysFile, bad: bool, kernels: int = 10, root: str = "sqrt_kernel") -> None:
     """Adam parameter by parameter, by so many kernels for each, or for all at once."""
     file.range_("step 0", 0, 1_000_000, category="step", payload=0)
     file.range_("optimizer", 0, 1_000_000, category="phase")
     for number in range(200 if bad else 20):
         begin, length = (5_000 * number, 4_000) if bad else (50_000 * number, 40_000)
-        at, name = (begin // 100, begin // 100 + 5), "mul" if number % kernels else "sqrt_kernel"
+        at, name = (begin // 100, begin // 100 + 5), "mul" if number % kernels else root
         file.kernel(begin, begin + length, launched=at, name=f"vectorized_elementwise_kernel_{name}")
 
 
@@ -683,6 +683,16 @@ def test_copies_of_pinned_memory_that_dominate(file, exposed):
     assert found == [("Copies that nothing hides", 40_000)] * exposed
 
 
+@pytest.mark.parametrize("begin", [999_000, 1_001_000])
+def test_a_copy_that_begins_before_its_call_by_another_clock_saves_as_much(file, begin):
+    file.range_("step 0", 0, 3_100_000, category="step", payload=0)
+    file.kernel(10_000, 20_000, launched=(1_000, 6_000))
+    copy = file.call("cudaMemcpy_v3020", 1_000_000, 3_000_000)
+    file.kernel(begin, 2_990_000, correlation=copy, table="MEMCPY", copy_kind=2, memory=(2, 0), size=10_000_000)
+    file.kernel(3_020_000, 3_030_000, launched=(3_010_000, 3_015_000))
+    assert [finding.saves_ns for finding in of_rule("copies", file.write())] == [2_013_000]
+
+
 @pytest.mark.parametrize("falls", [True, False])
 def test_a_clock_that_falls_while_the_gpu_works(file, falls):
     busy(file, (1, 91, 0, GEMM))
@@ -875,6 +885,22 @@ def test_a_loop_that_copies_number_after_number_costs_the_time_between_them(file
         file.kernel(end, end + 1_000, launched=(end - 600, end - 500), table="MEMCPY", memory=(2, 0), size=64)
     (copies,) = of_rule("copies", file.write())
     assert (copies.title[:8], copies.saves_ns) == (title, pytest.approx(1_000 * saves_us, abs=5_000))
+
+
+@pytest.mark.parametrize("passes", [("0", "0", "0 backward"), ("0", "0 backward", "0 backward"), "012340"])
+def test_a_capture_without_steps_may_begin_or_end_within_a_pass(file, passes):
+    back_to_back(file, *((f"layers.{name}", [("nvjet", 30_000)]) for name in passes), category="user")
+    assert not of_rule("recompute", file.write())
+
+
+@pytest.mark.parametrize(("kernels", "name"), [(10, "rsqrt_kernel_cuda"), (200, "sqrt_kernel_cuda")])
+def test_few_square_roots_in_an_optimizer_are_not_of_adam(tmp_path, kernels, name):
+    saved_ns = []
+    for number, root in enumerate((name, "mul")):
+        file = NsysFile(tmp_path / f"{number}.sqlite")
+        optimizer_loop(file, bad=True, kernels=kernels, root=root)
+        saved_ns += [finding.saves_ns for finding in of_rule("optimizer-loop", file.write())]
+    assert saved_ns[0] == saved_ns[1]
 
 
 @pytest.mark.parametrize(
