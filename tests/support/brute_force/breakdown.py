@@ -50,9 +50,9 @@ class Open(NamedTuple):
 
 
 def innermost(stack: list[Open], moment: int) -> str:
-    """The open one that began last, of those the shortest; '' for none."""
+    """The open one that began last, of those the shortest, of equal ones the last in the stack; '' for none."""
     here = [one for one in stack if one.start <= moment < one.end]
-    return max(here, key=lambda one: (one.start, -one.end)).name if here else ""
+    return max(reversed(here), key=lambda one: (one.start, -one.end)).name if here else ""
 
 
 def spent(stack: list[Open], begin: int, end: int) -> Counter[str]:
